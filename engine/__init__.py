@@ -1,0 +1,1 @@
+"""The engine: cache, scheduler, step loop and model."""

@@ -1,0 +1,100 @@
+"""BlockingEngine: the engine for threads other than that of its event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from anyio.from_thread import BlockingPortal
+
+from ..errors import EngineClosed
+from .counters import EngineStats
+from .generation import Generation
+from .request import Prompt, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from .async_engine import AsyncEngine
+
+
+class BlockingEngine:
+    """Calls into the event loop and waits. Any number of threads may share one; the loop's own thread may not use it.
+
+    Every method raises ``EngineClosed`` once the engine is closed, and otherwise what its asynchronous twin raises.
+    """
+
+    def __init__(self, engine: AsyncEngine, portal: BlockingPortal) -> None:
+        self._engine = engine
+        self._portal = portal
+
+    def complete(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
+    ) -> list[RequestOutput]:
+        """As :meth:`AsyncEngine.complete`."""
+
+        async def complete() -> list[RequestOutput]:
+            return await self._engine.complete(prompt, params, request_id=request_id, priority=priority, tenant=tenant)
+
+        with _closed_as_error():
+            return self._portal.call(complete)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
+    ) -> Iterator[RequestOutput]:
+        """As :meth:`AsyncEngine.generate`, an ordinary iterator. Leaving the loop early aborts the request."""
+
+        async def start() -> Generation:
+            generation = self._engine.generate(prompt, params, request_id=request_id, priority=priority, tenant=tenant)
+            return await generation.start()
+
+        async def step(generation: Generation) -> RequestOutput | None:
+            return await anext(generation, None)
+
+        with _closed_as_error():
+            generation = self._portal.call(start)
+        try:
+            while True:
+                with _closed_as_error():
+                    output = self._portal.call(step, generation)
+                if output is None:
+                    return
+                yield output
+        finally:
+            self._close(generation)
+
+    def abort(self, request_id: str) -> bool:
+        """As :meth:`AsyncEngine.abort`."""
+        with _closed_as_error():
+            return self._portal.call(self._engine.abort, request_id)
+
+    def stats(self) -> EngineStats:
+        """As :meth:`AsyncEngine.stats`."""
+        with _closed_as_error():
+            return self._portal.call(self._engine.stats)
+
+    def _close(self, generation: Generation) -> None:
+        try:
+            self._portal.call(generation.close)
+        except RuntimeError:  # the engine was closed, which has aborted it
+            return
+
+
+class _closed_as_error:  # noqa: N801  # used like a function in a with statement
+    """Turns the portal's RuntimeError about being stopped into ours."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError) and "portal is not running" in str(error):
+            raise EngineClosed("the engine is closed") from error

@@ -1,0 +1,147 @@
+"""Commit: what a step computed becomes state. Blocks are published, tokens accepted, beams re-parented, the done released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .counters import Counters
+from .execution import RowResult
+from .kv import CacheManager
+from .model.runner import RowOutput
+from .plan import PlannedRow
+from .request import FinishReason
+from .scheduler import Scheduler
+from .sequence import Phase, Sample, SequenceGroup
+
+
+class Committer:
+    """Applies step results. Synchronous; called by the loop at step edges."""
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        scheduler: Scheduler,
+        counters: Counters,
+        *,
+        new_id: Callable[[], int],
+        on_done: Callable[[SequenceGroup], None],
+    ) -> None:
+        self._cache = cache
+        self._scheduler = scheduler
+        self._counters = counters
+        self._new_id = new_id
+        self._on_done = on_done
+
+    def apply(self, rows: Sequence[PlannedRow], outputs: Sequence[RowOutput], seconds: float, now: float) -> None:
+        """Take the results of rows that went well. Rows whose sample has ended meanwhile (aborted) only return their copies.
+
+        ``seconds``: duration of the step, shared out by tokens.
+        """
+        per_token = seconds / max(sum(row.count for row in rows), 1)
+        beams: dict[SequenceGroup, dict[Sample, RowOutput]] = {}
+        for row, output in zip(rows, outputs, strict=True):
+            self._cache.copied(row.copies)
+            sample = row.sample
+            if sample.phase is not Phase.RUNNING:
+                continue
+            last = self._compute(row, output, per_token)
+            if not last:
+                continue
+            if sample.group.beam is not None:
+                beams.setdefault(sample.group, {})[sample] = output
+            else:
+                self._sampled(sample, output, now)
+        for group, group_outputs in beams.items():
+            self._advance_beams(group, group_outputs, now)
+
+    def end(self, group: SequenceGroup, reason: FinishReason, now: float, error: BaseException | None = None) -> None:
+        """End a whole group now: abort it, or fail it with ``error``."""
+        for sample in group.live:
+            self._scheduler.remove(sample)
+            sample.end(reason)
+        group.ended_by, group.error = reason, error
+        self._close(group, now)
+
+    def _compute(self, row: PlannedRow, output: RowOutput, per_token: float) -> bool:
+        """Book the computed tokens; True when they were the last known ones, so that the next is chosen."""
+        sample, last = row.sample, row.is_last
+        if row.is_prefill:
+            self._cache.measured(sample.sequence, per_token * row.count)
+            self._counters.prefill_tokens += row.count
+        self._cache.commit(sample.sequence, row.count)
+        sample.group.prompt_scores.extend(output.prompt_scores)
+        return last
+
+    def _sampled(self, sample: Sample, output: RowOutput, now: float) -> None:
+        group = sample.group
+        if group.params.max_tokens == 0:
+            sample.end(FinishReason.LENGTH)
+        elif not group.is_started and len(output.sampled) > 1:
+            self._branch(sample, output, now)
+        else:
+            self._accept(sample, output, 0, now)
+        group.stream.notify()
+        for each in list(group.live):
+            if each.finish_reason is not None:
+                self._scheduler.remove(each)
+        if group.is_done:
+            self._close(group, now)
+
+    def _branch(self, first: Sample, output: RowOutput, now: float) -> None:
+        """The prompt is computed: one sequence for every parallel sample, all on the blocks of the prompt."""
+        group = first.group
+        seeds = list(group.sample_seeds())
+        for index in range(1, len(output.sampled)):
+            child = first.branch(index, self._cache.fork(first.sequence, self._new_id()), seeds[index])
+            group.samples.append(child)
+            self._scheduler.adopt(child)
+        for index, sample in enumerate(list(group.samples)):
+            self._accept(sample, output, index, now)
+
+    def _accept(self, sample: Sample, output: RowOutput, draw: int, now: float) -> None:
+        sampled = output.sampled[draw]
+        self._cache.commit(sample.sequence, 0, sampled.token_id)
+        sample.accept(sampled)
+        self._token_came(sample.group, now)
+
+    def _advance_beams(self, group: SequenceGroup, outputs: dict[Sample, RowOutput], now: float) -> None:
+        """One step of beam search, in place: kept beams go on, others fork from them, the rest gives its blocks back."""
+        if group.beam is None:
+            return
+        parents = group.samples
+        step = group.beam.advance([outputs[sample].beam for sample in parents])
+        self._token_came(group, now)
+        if step.finished:
+            for sample in parents:
+                self._scheduler.remove(sample)
+            group.samples = [group.hypothesis(index, found) for index, found in enumerate(group.beam.results())]
+            self._close(group, now)
+            return
+        chosen = [parents[continuation.parent] for continuation in step.next]
+        group.samples = [self._child(parent, index, chosen) for index, parent in enumerate(chosen)]
+        for parent in parents:
+            if parent not in chosen:
+                self._scheduler.remove(parent)
+        for sample, continuation in zip(group.samples, step.next, strict=True):
+            self._cache.commit(sample.sequence, 0, continuation.token_id)
+            sample.token_ids.append(continuation.token_id)
+
+    def _child(self, parent: Sample, index: int, chosen: list[Sample]) -> Sample:
+        """The beam in place ``index``: its parent itself where this is the parent's first child, else a fork of it."""
+        if chosen.index(parent) == index:
+            return parent
+        child = parent.branch(index, self._cache.fork(parent.sequence, self._new_id()), parent.seed)
+        self._scheduler.adopt(child)
+        return child
+
+    def _token_came(self, group: SequenceGroup, now: float) -> None:
+        self._counters.generated_tokens += 1
+        first = group.metrics.first_token
+        group.metrics = group.metrics._replace(first_token=now if first is None else first, last_token=now)
+
+    def _close(self, group: SequenceGroup, now: float) -> None:
+        group.metrics = group.metrics._replace(finished=now)
+        group.stream.close(group.results())
+        reason = group.ended_by or next((s.finish_reason for s in group.samples if s.finish_reason), FinishReason.STOP)
+        self._counters.finished[reason.value] += 1
+        self._on_done(group)

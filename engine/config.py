@@ -1,0 +1,89 @@
+"""EngineConfig: every knob of the engine, frozen, checked once when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine. Nothing is read from the environment.
+
+    :raises InvalidRequest: when a value is out of range; the message names the field.
+    """
+
+    # the cache
+    num_blocks: int = 1024
+    """Blocks in the pool."""
+    block_size: int = 16
+    """Tokens per block."""
+    enable_prefix_caching: bool = True
+    """Share and keep the blocks of common prefixes. Off: every request computes all of its prompt."""
+    eviction_policy: str = "lru"
+    """Entry-point name in ``octavo.eviction_policies`` or ``package.module:Class``."""
+    evict_below: float = 0.02
+    """Background eviction starts when less than this share of the pool is free ..."""
+    evict_until: float = 0.05
+    """... and goes on until this share is free."""
+    evict_interval: float = 0.01
+    """Seconds between two looks of the background eviction, also while the engine is idle."""
+    tiers: tuple[str, ...] = ()
+    """Storage tiers below the device, fastest first (entry-point names in ``octavo.storage_tiers``)."""
+
+    # the batch
+    max_batch_tokens: int = 512
+    """Tokens computed in one step, over all sequences."""
+    max_running: int = 64
+    """Sequences that hold blocks at the same time; each sample and each beam counts."""
+    prefill_chunk: int | None = None
+    """Most prompt tokens of one sequence in one step; ``None``: only ``max_batch_tokens`` bounds it."""
+    scheduling_policy: str = "fcfs"
+    """Entry-point name in ``octavo.scheduling_policies`` or ``package.module:Class``."""
+    admission_reserve: float = 0.01
+    """Share of the pool that an admission must leave free for the growth of what already runs."""
+    prefix_wait: float = 5.0
+    """Longest time in seconds that a request waits for another one that is computing the same prefix."""
+
+    # the doors
+    max_waiting: int = 1024
+    """Requests in the waiting queue; one more is refused with ``QueueFull``."""
+    step_timeout: float = 60.0
+    """Seconds after which the watchdog reports a step that does not return."""
+    seed: int = 0
+    """Root of the random streams of requests that bring no seed of their own."""
+
+    # the model
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    attention_backend: str = "torch"
+    """Name of the attention backend (see ``engine/model/attention``)."""
+
+    # checking
+    check_every_step: bool = False
+    """Run the census after every step (slow; for tests and for hunting a bug)."""
+
+    def __post_init__(self) -> None:
+        self._require_positive("num_blocks", "block_size", "max_batch_tokens", "max_running", "max_waiting")
+        self._require_positive("evict_interval", "step_timeout")
+        for name in ("evict_below", "evict_until", "admission_reserve"):
+            _require(0.0 <= getattr(self, name) < 1.0, f"{name} must be in [0, 1)")
+        _require(self.evict_below <= self.evict_until, "evict_below must not exceed evict_until")
+        _require(self.prefix_wait >= 0, "prefix_wait must not be negative")
+        _require(self.prefill_chunk is None or self.prefill_chunk > 0, "prefill_chunk must be positive or None")
+        _require(self.dtype in ("float32", "bfloat16", "float16"), f"dtype {self.dtype!r} is not known")
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            _require(
+                isinstance(value, int | float) and not isinstance(value, bool) and value > 0,
+                f"{name} must be a positive number, not {value!r}",
+            )
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise InvalidRequest(f"EngineConfig: {message}")

@@ -1,0 +1,206 @@
+"""Intake: from what a caller handed in to a SequenceGroup, or a typed error. Nothing of the engine changes here."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from typing import TypeGuard, TypeVar
+
+import anyio.to_thread
+
+from ..errors import InvalidRequest, NeverFits
+from ..policies.scheduling.base import Job
+from .beam import BeamSearch
+from .config import EngineConfig
+from .kv import Namespace, Sequence, encode_tokens
+from .model.randomness import derive_seed
+from .model.runner import ModelInfo
+from .model.text import TextCodec
+from .request import ChatMessage, Prompt, SamplingParams
+from .sequence import Sample, SequenceGroup
+
+T = TypeVar("T")
+LONG_TEXT = 2000
+"""Characters from which a text is tokenised in a worker thread, so that the event loop stays free."""
+MAX_PRIORITY = 2**31
+MAX_ID_LENGTH = 256
+
+
+class Intake:
+    """Checks requests against the model and the size of the engine, and builds their groups."""
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        codec: TextCodec | None,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float],
+        new_id: Callable[[], int],
+    ) -> None:
+        self._info = info
+        self._codec = codec
+        self._config = config
+        self._clock = clock
+        self._new_id = new_id
+        self._orders = 0
+
+    async def prepare(
+        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None, priority: int, tenant: str | None
+    ) -> SequenceGroup:
+        """A group that is ready to be submitted.
+
+        :raises InvalidRequest: for anything that is malformed or out of range.
+        :raises NeverFits: when the engine is too small for the request even if it had it alone.
+        """
+        arrival = self._clock()
+        _check_caller(request_id, priority)
+        namespace = Namespace(self._info.fingerprint, adapter=None, salt=tenant).checked()
+        self._check_params(params)
+        ids = await self._token_ids(prompt)
+        self._check_size(len(ids), params)
+        group = self._group(params, tuple(ids), namespace, request_id, priority, arrival)
+        sequence = self.sequence(group, ids)
+        group.samples.append(Sample(group, 0, sequence, next(group.sample_seeds()), group.new_text()))
+        if params.beam_width > 1 and params.max_tokens > 0:
+            group.beam = BeamSearch(
+                width=params.beam_width,
+                max_tokens=params.max_tokens,
+                eos_token_ids=group.end_ids,
+                length_penalty=params.length_penalty,
+                early_stopping=params.early_stopping,
+                n=params.n,
+            )
+        return group
+
+    def continuation(self, source: SequenceGroup, params: SamplingParams, request_id: str | None) -> SequenceGroup:
+        """A group for a request that goes on where a sample of ``source`` stands; the sample is the caller's to add.
+
+        :raises InvalidRequest: when ``params`` or the id are not possible.
+        :raises NeverFits: when the engine is too small.
+        """
+        _check_caller(request_id, source.job.priority)
+        self._check_params(params)
+        if params.samples > 1 or params.prompt_logprobs is not None or source.beam is not None:
+            raise InvalidRequest("a fork continues one plain sample: without n, beams and prompt_logprobs")
+        self._check_size(len(source.prompt_ids), params)
+        return self._group(params, source.prompt_ids, source.namespace, request_id, source.job.priority, self._clock())
+
+    def sequence(self, group: SequenceGroup, ids: SequenceOf[int]) -> Sequence:
+        """A sequence of ``group`` that holds nothing yet."""
+        return Sequence(
+            self._new_id(),
+            encode_tokens(ids),
+            group.namespace,
+            block_size=self._config.block_size,
+            priority=group.job.priority,
+        )
+
+    def _group(
+        self,
+        params: SamplingParams,
+        prompt_ids: tuple[int, ...],
+        namespace: Namespace,
+        request_id: str | None,
+        priority: int,
+        arrival: float,
+    ) -> SequenceGroup:
+        self._orders += 1
+        special_stops = self._special_stops(params)
+        eos = frozenset[int]() if params.ignore_eos else self._info.eos_token_ids
+        return SequenceGroup(
+            request_id or uuid.uuid4().hex,
+            params,
+            job=Job(self._orders, arrival, priority, namespace.salt, len(prompt_ids), params.max_tokens),
+            namespace=namespace,
+            prompt_ids=prompt_ids,
+            end_ids=eos.union(params.stop_token_ids, special_stops),
+            special_stops=special_stops,
+            seed=params.seed if params.seed is not None else derive_seed(self._config.seed, self._orders),
+            codec=self._codec,
+        )
+
+    async def _token_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            ids = await self._encode(self._require_codec("a text prompt").encode, prompt, len(prompt))
+        elif _is_chat(prompt):
+            size = sum(len(str(message.get("content", ""))) for message in prompt)
+            ids = await self._encode(self._require_codec("a chat prompt").encode_chat, prompt, size)
+        else:
+            ids = _checked_ids(prompt)
+        if not ids:
+            raise InvalidRequest("the prompt is empty; at least one token is needed")
+        if not 0 <= min(ids) <= max(ids) < self._info.vocab_size:
+            raise InvalidRequest(f"prompt token ids must be from 0 to {self._info.vocab_size - 1}")
+        return ids
+
+    @staticmethod
+    async def _encode(encode: Callable[[T], list[int]], prompt: T, size: int) -> list[int]:
+        return await anyio.to_thread.run_sync(encode, prompt) if size > LONG_TEXT else encode(prompt)
+
+    def _require_codec(self, what: str) -> TextCodec:
+        if self._codec is None:
+            raise InvalidRequest(f"{what} needs a tokenizer, which this model came without; pass token ids")
+        return self._codec
+
+    def _check_params(self, params: SamplingParams) -> None:
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequest(f"params must be SamplingParams, not {type(params).__name__}")
+        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            if any(token >= self._info.vocab_size for token in ids):
+                raise InvalidRequest(f"{name} holds an id beyond the vocabulary of {self._info.vocab_size}")
+        if params.stop:
+            self._require_codec("a stop string")
+            if params.beam_width > 1 and len(self._special_stops(params)) < len(params.stop):
+                raise InvalidRequest("stop strings are not supported with beam search; use stop_token_ids")
+
+    def _check_size(self, prompt_tokens: int, params: SamplingParams) -> None:
+        """Refuse what could not run even alone."""
+        if prompt_tokens + params.max_tokens > self._info.max_context:
+            raise InvalidRequest(
+                f"{prompt_tokens} prompt tokens and max_tokens {params.max_tokens} exceed the model's context of "
+                f"{self._info.max_context} tokens"
+            )
+        config = self._config
+        most = min(config.max_running, config.max_batch_tokens if params.beam_width > 1 else config.max_running)
+        if params.samples > most:
+            raise NeverFits(
+                f"{params.samples} sequences are asked for and this engine runs at most {most} side by side"
+            )
+        computed = prompt_tokens + max(params.max_tokens - 1, 0)  # the last token's K and V are never needed
+        shared = prompt_tokens // config.block_size if params.samples > 1 else 0
+        needed = shared + params.samples * (-(-computed // config.block_size) - shared)
+        if needed > config.num_blocks:
+            raise NeverFits(
+                f"the request may need {needed} blocks of {config.block_size} tokens and the pool has "
+                f"{config.num_blocks}; lower max_tokens or raise num_blocks"
+            )
+
+    def _special_stops(self, params: SamplingParams) -> dict[int, str]:
+        """Stop strings that are one special token: their text never shows, so they are found by id."""
+        if self._codec is None:
+            return {}
+        by_id = {self._codec.special_token_id(stop): stop for stop in params.stop}
+        return {token: stop for token, stop in by_id.items() if token is not None}
+
+
+def _check_caller(request_id: str | None, priority: int) -> None:
+    if request_id is not None and not (isinstance(request_id, str) and 0 < len(request_id) <= MAX_ID_LENGTH):
+        raise InvalidRequest(f"request_id must be a string of 1 to {MAX_ID_LENGTH} characters")
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= MAX_PRIORITY:
+        raise InvalidRequest(f"priority must be an integer of 32 bits, not {priority!r:.40}")
+
+
+def _is_chat(prompt: SequenceOf[int] | SequenceOf[ChatMessage]) -> TypeGuard[SequenceOf[ChatMessage]]:
+    return isinstance(prompt, SequenceOf) and len(prompt) > 0 and all(isinstance(item, Mapping) for item in prompt)
+
+
+def _checked_ids(prompt: SequenceOf[int] | SequenceOf[ChatMessage]) -> list[int]:
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, SequenceOf):
+        raise InvalidRequest(f"the prompt must be text, token ids or chat messages, not {type(prompt).__name__}")
+    kinds = set(map(type, prompt))
+    if not kinds <= {int}:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds - {int}))
+        raise InvalidRequest(f"prompt token ids must all be integers; found {names}")
+    return [token for token in prompt if isinstance(token, int)]

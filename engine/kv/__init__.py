@@ -1,0 +1,24 @@
+"""The cache itself: plain Python, no torch, no asyncio, no I/O. ``CacheManager`` is the only door."""
+
+from .block_pool import Block, BlockPool
+from .block_table import BlockTable
+from .cache_manager import Admission, CacheManager, CacheStats
+from .census import Census
+from .eviction import EvictedRun
+from .prefix_tree import PrefixTree
+from .sequence import Namespace, Sequence, encode_tokens
+
+__all__ = [
+    "Admission",
+    "Block",
+    "BlockPool",
+    "BlockTable",
+    "CacheManager",
+    "CacheStats",
+    "Census",
+    "EvictedRun",
+    "Namespace",
+    "PrefixTree",
+    "Sequence",
+    "encode_tokens",
+]

@@ -1,0 +1,123 @@
+"""Sequence: the tokens of one line of text and where their K and V are. Namespace: whose cache they may share."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence as SequenceOf
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...errors import CacheMisuse, InvalidRequest
+from .block_table import BlockTable
+
+if TYPE_CHECKING:
+    from .prefix_tree import Node
+
+NEVER = 2**62
+
+
+class Namespace(NamedTuple):
+    """Sequences share blocks only inside one namespace. Each part has its own field, so that no two can be confused.
+
+    ``None`` and the empty string are different values.
+    """
+
+    weights: str
+    """Fingerprint of the model."""
+    adapter: str | None = None
+    salt: str | None = None
+    """Secret or name of the tenant."""
+
+    def checked(self) -> Namespace:
+        """Itself, when every part has its type.
+
+        :raises InvalidRequest: otherwise; a malformed part must never be read as "no part".
+        """
+        for name, value in (("adapter", self.adapter), ("tenant", self.salt)):
+            if value is not None and not isinstance(value, str):
+                raise InvalidRequest(f"{name} must be a string or None, not {type(value).__name__}")
+        if not isinstance(self.weights, str) or not self.weights:
+            raise InvalidRequest("a namespace needs the fingerprint of its model")
+        return self
+
+
+class State(Enum):
+    """Where a sequence stands with the cache."""
+
+    OUTSIDE = "outside"  # holds nothing: new, or preempted
+    ADMITTED = "admitted"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """One sequence. Owned by the cache manager between ``admit`` and ``finish``; others read it only.
+
+    ``computed`` counts the tokens whose K and V are in the blocks. A step computes tokens ``computed ... `` and the manager's
+    ``commit`` moves it on.
+    """
+
+    __slots__ = (
+        "computed",
+        "in_flight_key",
+        "namespace",
+        "node",
+        "prefill_seconds",
+        "priority",
+        "publish_at",
+        "seq_id",
+        "state",
+        "table",
+        "tokens",
+        "writable",
+    )
+
+    def __init__(
+        self, seq_id: int, tokens: array[int], namespace: Namespace, *, block_size: int, priority: int = 0
+    ) -> None:
+        """``tokens``: prompt ids (``encode_tokens``), at least one.
+
+        :raises InvalidRequest: for an empty prompt.
+        """
+        if not tokens:
+            raise InvalidRequest("the prompt is empty; at least one token is needed")
+        self.seq_id = seq_id
+        self.tokens = tokens
+        self.namespace = namespace
+        self.priority = priority
+        self.state = State.OUTSIDE
+        self.computed = 0
+        self.table = BlockTable(block_size)
+        # kept by the manager
+        self.node: Node | None = None  # deepest tree node this sequence has a lock on
+        self.writable = 0  # positions below have a slot that nobody else reads or writes
+        self.publish_at = -1  # once ``computed`` reaches it, another full block can go into the tree
+        self.in_flight_key: tuple[Namespace, int, bytes] | None = None
+        self.prefill_seconds = 0.0  # measured time of its blocks that are computed and not yet published
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.seq_id}: {self.computed}/{len(self.tokens)} tokens, {self.state.value}>"
+
+    @property
+    def uncomputed(self) -> int:
+        """Tokens that still have to go through the model; at least 1 while the sequence runs."""
+        return len(self.tokens) - self.computed
+
+    def require(self, state: State) -> None:
+        """
+        :raises CacheMisuse: when the sequence is in another state.
+        """
+        if self.state is not state:
+            raise CacheMisuse(f"sequence {self.seq_id} is {self.state.value}; this call needs it {state.value}")
+
+
+def encode_tokens(ids: SequenceOf[int]) -> array[int]:
+    """Token ids as an int32 array, the form in which sequences keep and the tree compares them.
+
+    :raises InvalidRequest: when something is not an integer of 32 bits.
+    """
+    try:
+        packed = struct.pack(f"{len(ids)}i", *ids)  # more than twice as fast as array("i", ids)
+    except struct.error as error:
+        raise InvalidRequest(f"token ids must be integers of 32 bits: {error}") from error
+    return array("i", packed)

@@ -1,0 +1,298 @@
+"""StepLoop: plan -> execute -> commit. The one coroutine that changes the engine's state.
+
+Everything else talks to it through ``post``: what is posted runs at the next step edge, when no step is under way. So a
+cancellation that comes during a step takes effect before the result of that step does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+import anyio
+
+from ..errors import CensusFailed, DeviceOutOfMemory, EngineClosed, ModelError, OctavoError, OutOfBlocks
+from ..telemetry.logging import Logger, RateLimited
+from .commit import Committer
+from .config import EngineConfig
+from .counters import Counters, EngineStats
+from .execution import RowResult, execute
+from .kv import CacheManager, Sequence
+from .model.runner import ModelRunner, RowOutput
+from .model_thread import ModelThread
+from .plan import PlannedRow
+from .request import FinishReason
+from .scheduler import Scheduler
+from .sequence import Phase, Sample, SequenceGroup
+
+NewSequence = Callable[[SequenceGroup, SequenceOf[int]], Sequence]
+GOOD_STEPS_TO_WIDEN = 64
+TRANSFER_POLL = 0.001
+
+
+class StepLoop:
+    """See the module. Built by :class:`AsyncEngine`."""
+
+    def __init__(
+        self,
+        *,
+        cache: CacheManager,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        thread: ModelThread,
+        config: EngineConfig,
+        counters: Counters,
+        clock: Callable[[], float],
+        new_id: Callable[[], int],
+        logger: Logger,
+    ) -> None:
+        self.groups: dict[str, SequenceGroup] = {}
+        """Requests that are not done, by id."""
+        self.cache = cache
+        self._scheduler = scheduler
+        self._runner = runner
+        self._thread = thread
+        self._config = config
+        self._counters = counters
+        self._clock = clock
+        self._new_id = new_id
+        self._logger = logger
+        self._limited = RateLimited(10.0, clock)
+        self._committer = Committer(cache, scheduler, counters, new_id=new_id, on_done=self._forget)
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._news = anyio.Event()
+        self._idle = anyio.Event()
+        self._stopping = False
+        self._step_began: float | None = None
+        self._good_steps = 0
+
+    # for the doors: called from the event loop at any time
+
+    def post(self, change: Callable[[], None]) -> None:
+        """Let ``change`` run at the next step edge."""
+        self._inbox.append(change)
+        self._news.set()
+
+    def submit(self, group: SequenceGroup) -> None:
+        """Take a new request."""
+        self.groups[group.request_id] = group
+        self._counters.submitted += 1
+        self.post(lambda: self._start(group))
+
+    def abort(self, group: SequenceGroup) -> None:
+        """End a request at the next step edge; harmless when it is done already."""
+        self.post(lambda: self._end(group, FinishReason.ABORT))
+
+    @property
+    def queued(self) -> int:
+        """Requests that were submitted and have not been admitted yet."""
+        return sum(1 for group in self.groups.values() if group.metrics.scheduled is None)
+
+    def fork(self, source: SequenceGroup, child: SequenceGroup, new_sequence: NewSequence) -> None:
+        """Let ``child`` go on from where the first sample of ``source`` stands at the next step edge.
+
+        Where the source decodes and a slot is free the child shares its blocks at once; otherwise it is queued with the
+        same tokens, and finds what the source has published.
+        """
+        self.groups[child.request_id] = child
+        self._counters.submitted += 1
+        self.post(lambda: self._fork(source, child, new_sequence))
+
+    def stop(self) -> None:
+        """Finish the step under way, abort everything, and return from ``run``."""
+        self._stopping = True
+        self._news.set()
+
+    async def wait_idle(self) -> None:
+        """Until no request is left."""
+        while self.groups:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
+    def stats(self) -> EngineStats:
+        counters = self._counters
+        return EngineStats(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting) + len(self._inbox),
+            waiting_reasons=dict(self._scheduler.waiting_reasons),
+            preemptions=self._scheduler.preemptions,
+            submitted=counters.submitted,
+            rejected=counters.rejected,
+            finished=dict(counters.finished),
+            steps=counters.steps,
+            failed_rows=counters.failed_rows,
+            step_seconds=counters.step_seconds,
+            batch_tokens=counters.batch_tokens,
+            prefill_tokens=counters.prefill_tokens,
+            generated_tokens=counters.generated_tokens,
+            policy_faults=counters.policy_faults,
+            stuck_seconds=self._stuck_seconds(),
+            cache=self.cache.stats(),
+        )
+
+    # the loop
+
+    async def run(self) -> None:
+        """Until ``stop``. Never raises for what a request, a policy or the model did."""
+        try:
+            while not self._stopping:
+                try:
+                    await self._turn()
+                except Exception as error:  # noqa: BLE001  # a fault of the engine itself: its requests fail, it lives
+                    self._recover(error)
+        finally:
+            self._run_inbox()
+            for group in list(self.groups.values()):
+                self._end(group, FinishReason.ABORT)
+
+    async def watch(self) -> None:
+        """The watchdog: report a step that does not come back. It cannot be stopped, only made known."""
+        reported: float | None = None
+        while True:
+            await anyio.sleep(self._config.step_timeout / 4)
+            if self._stuck_seconds() > 0 and reported != self._step_began:
+                reported = self._step_began
+                self._logger.error("the model step does not return", seconds=round(self._stuck_seconds(), 1))
+
+    async def _turn(self) -> None:
+        self._run_inbox()
+        plan = self._scheduler.plan(self._clock())
+        if not plan.rows:
+            await self._wait()
+            return
+        began = self._step_began = self._clock()
+        try:
+            results = await execute(self._runner, self._thread, plan.rows)
+        finally:
+            self._step_began = None
+        self._run_inbox()
+        self._commit(plan.rows, results, self._clock() - began)
+
+    def _commit(self, rows: list[PlannedRow], results: list[RowResult], seconds: float) -> None:
+        now = self._clock()
+        self._counters.steps += 1
+        self._counters.step_seconds += seconds
+        good = [(row, result) for row, result in zip(rows, results, strict=True) if isinstance(result, RowOutput)]
+        bad = [(row, result) for row, result in zip(rows, results, strict=True) if isinstance(result, ModelError)]
+        for row, error in bad:
+            self._row_failed(row, error)
+        self._counters.batch_tokens += sum(row.count for row, _ in good)
+        self._committer.apply([row for row, _ in good], [result for _, result in good], seconds, now)
+        if not bad:
+            self._widen()
+        self.cache.maybe_evict(
+            low=int(self._config.evict_below * self._config.num_blocks),
+            high=int(self._config.evict_until * self._config.num_blocks),
+        )
+        if self._config.check_every_step:
+            self._check()
+
+    def _row_failed(self, row: PlannedRow, error: ModelError) -> None:
+        """A row too large for memory is tried again in smaller pieces; any other fault ends its request."""
+        sample = row.sample
+        self._counters.failed_rows += 1
+        if isinstance(error, DeviceOutOfMemory) and row.count > 1 and sample.phase is Phase.RUNNING:
+            self._scheduler.token_limit = max(min(self._scheduler.token_limit, row.count) // 2, 1)
+            self._good_steps = 0
+            sample.copies = row.copies  # perhaps not made: they go with the next try
+            self._limited.log(self._logger.warning, "a step ran out of memory", tokens=row.count)
+            return
+        self.cache.copied(row.copies)
+        self._end(sample.group, FinishReason.ERROR, error)
+        self._limited.log(self._logger.error, "a request failed in the model", error=repr(error))
+
+    def _widen(self) -> None:
+        """Some time after a step ran out of memory, try larger ones again."""
+        self._good_steps += 1
+        if self._scheduler.token_limit < self._config.max_batch_tokens and self._good_steps >= GOOD_STEPS_TO_WIDEN:
+            self._scheduler.token_limit = min(self._scheduler.token_limit * 2, self._config.max_batch_tokens)
+            self._good_steps = 0
+
+    async def _wait(self) -> None:
+        """Nothing can be computed: wait for news. What waits with nothing to wait for is told so."""
+        if self._scheduler.waiting and not self._scheduler.running:
+            if not self.cache.pool.in_transfer:
+                self._give_up(self._scheduler.waiting[0])
+                return
+            await anyio.sleep(TRANSFER_POLL)
+            return
+        if not self._inbox and not self._stopping:
+            self._news = anyio.Event()
+            await self._news.wait()
+
+    def _give_up(self, sample: Sample) -> None:
+        error = OutOfBlocks(f"the request needs more blocks than can come free ({self.cache.available} can)")
+        self._end(sample.group, FinishReason.ERROR, error)
+
+    def _run_inbox(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _start(self, group: SequenceGroup) -> None:
+        if group.ended_by is not None:
+            return
+        if group.params.max_tokens == 0 and not group.wants_prompt_scores:
+            group.samples[0].end(FinishReason.LENGTH)
+            group.samples[0].phase = Phase.DONE
+            self._end(group, FinishReason.LENGTH)
+            return
+        for sample in group.live:
+            self._scheduler.add(sample)
+
+    def _fork(self, source: SequenceGroup, group: SequenceGroup, new_sequence: NewSequence) -> None:
+        if group.ended_by is not None:
+            return
+        parent = next(iter(source.live), source.samples[0])
+        if len(parent.token_ids) >= group.params.max_tokens:
+            self._end(group, FinishReason.LENGTH)
+            return
+        shares = (
+            parent.phase is Phase.RUNNING and parent.is_decoding and not parent.copies and self._scheduler.has_slots(1)
+        )
+        if shares:
+            sequence = self.cache.fork(parent.sequence, self._new_id())
+        else:
+            sequence = new_sequence(group, parent.sequence.tokens)
+        sample = parent.continued_by(group, 0, sequence, next(group.sample_seeds()))
+        group.samples.append(sample)
+        if sample.token_ids:  # it begins in the middle of its output
+            now = self._clock()
+            group.metrics = group.metrics._replace(scheduled=now, first_token=now, last_token=now)
+        (self._scheduler.adopt if shares else self._scheduler.add)(sample)
+
+    def _end(self, group: SequenceGroup, reason: FinishReason, error: OctavoError | None = None) -> None:
+        if group.request_id in self.groups:
+            self._committer.end(group, reason, self._clock(), error)
+
+    def _forget(self, group: SequenceGroup) -> None:
+        self.groups.pop(group.request_id, None)
+        if not self.groups:
+            self._idle.set()
+
+    # when something is wrong
+
+    def _check(self) -> None:
+        try:
+            self.cache.census()
+        except CensusFailed as error:  # told, not fatal: clients keep their streams
+            self._logger.error("the cache's self-check failed", error=str(error))
+
+    def _recover(self, error: Exception) -> None:
+        """A fault in the loop itself: every request fails with it, blocks go back, and the loop goes on."""
+        self._logger.error("the engine loop failed; all requests are ended", exc_info=error)
+        if isinstance(error, EngineClosed):
+            self._stopping = True
+        cause = error if isinstance(error, OctavoError) else ModelError(f"the engine failed inside: {error!r}")
+        for group in list(self.groups.values()):
+            try:
+                self._end(group, FinishReason.ERROR, cause)
+            except OctavoError as again:
+                self._logger.error("a request could not be ended cleanly", error=repr(again))
+                self._forget(group)
+                group.stream.close()
+
+    def _stuck_seconds(self) -> float:
+        if self._step_began is None:
+            return 0.0
+        return max(self._clock() - self._step_began - self._config.step_timeout, 0.0)

@@ -1,0 +1,1 @@
+"""The model behind the engine: weights in, logits and tokens out."""

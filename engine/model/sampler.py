@@ -1,0 +1,149 @@
+"""From logits to tokens: processors, filters and draws, vectorised over the rows of a step.
+
+The order is fixed: logit bias, bans, repetition penalty (prompt and output), presence and frequency penalties (output
+only), temperature, ``top_k``, ``top_p``, ``min_p``, draw. Greedy rows take the best token after the penalties. Beam
+rows apply the same processors to log-probabilities, as Hugging Face's beam search does; temperature and filters have no
+effect on them.
+
+The reported log-probabilities are those of the model's raw distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...errors import ModelError
+from .drawing import draw
+from .processors import process
+from .runner import Int32Array, PromptScore, RowOutput, RowSampling, SampledToken, TokenScore
+
+_NOT_FINITE = "the model's logits are not finite (NaN or infinite); the weights or the chosen dtype are at fault"
+_NONE_LEFT = "no token is left to choose: all are banned; loosen logit_bias or min_tokens"
+
+
+class Sampler:
+    """Chooses tokens. Stateless: the same rows and logits give the same answer on every call."""
+
+    def __init__(self, *, vocab_limit: int | None = None) -> None:
+        """``vocab_limit``: ids from here on (padding of the model's head) never come out and have no probability."""
+        self._limit = vocab_limit
+
+    def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[RowOutput]:
+        """One output per row, in order.
+
+        :param logits: shape [R, V], any floating dtype and device, one row per element of ``rows``; left unchanged.
+
+        A row whose logits are not finite, or that may draw nothing, gets ``RowOutput.error``; others are unaffected.
+        """
+        if not rows:
+            return []
+        with torch.inference_mode():
+            raw = self._visible(logits)
+            norm = raw.logsumexp(dim=-1)
+            scores = process(raw, norm, rows)
+            errors = _errors(norm, scores)
+            chosen = _choose(scores, rows, errors)
+            logprobs = _gather_logprobs(raw, norm, chosen)
+            tops = _top_logprobs(raw, norm, {i: r.params.logprobs or 0 for i, r in enumerate(rows) if r.seeds})
+            beams = _top_logprobs(scores, None, {i: row.beam_candidates for i, row in enumerate(rows)})
+        return [
+            _output(row, errors[i], chosen[i], logprobs[i], tops.get(i, ()), beams.get(i, ()))
+            for i, row in enumerate(rows)
+        ]
+
+    def prompt_scores(self, logits: Tensor, targets: Int32Array, top: int) -> tuple[PromptScore, ...]:
+        """Log-probability of each target under the logits of the position before it.
+
+        :param logits: shape [n, V], any floating dtype.
+        :param targets: shape [n]. A target beyond the vocabulary limit has log-probability ``-inf``.
+        :param top: how many of the likeliest alternatives to add, 0 for none.
+        :raises ModelError: when a row of the logits is not finite.
+        """
+        if len(targets) == 0:
+            return ()
+        with torch.inference_mode():
+            raw = self._visible(logits)
+            norm = raw.logsumexp(dim=-1)
+            if not bool(norm.isfinite().all()):
+                raise ModelError(f"prompt log-probabilities: {_NOT_FINITE}")
+            ids = torch.as_tensor(targets, dtype=torch.int64, device=raw.device)
+            inside = ids < raw.shape[1]
+            found = raw.gather(1, ids.clamp(max=raw.shape[1] - 1)[:, None])[:, 0] - norm
+            logprobs: list[float] = found.masked_fill(~inside, -torch.inf).tolist()
+            tops = _top_logprobs(raw, norm, dict.fromkeys(range(len(targets)), top))
+        return tuple(
+            PromptScore(token, logprob, tops.get(i, ()))
+            for i, (token, logprob) in enumerate(zip(targets.tolist(), logprobs, strict=True))
+        )
+
+    def _visible(self, logits: Tensor) -> Tensor:
+        """The logits that count, float32, shape [R, limit]; may share memory with the input."""
+        return (logits if self._limit is None else logits[:, : self._limit]).float()
+
+
+def _errors(norm: Tensor, scores: Tensor) -> list[str | None]:
+    sound: list[bool] = norm.isfinite().tolist()
+    alive: list[bool] = (scores.amax(dim=-1) > -torch.inf).tolist()
+    return [None if s and a else _NONE_LEFT if s else _NOT_FINITE for s, a in zip(sound, alive, strict=True)]
+
+
+def _choose(scores: Tensor, rows: Sequence[RowSampling], errors: Sequence[str | None]) -> list[list[int]]:
+    """The chosen ids of each row, one per seed; none for faulty rows and for beams."""
+    best: list[int] = scores.argmax(dim=-1).tolist()
+    live = [i for i, row in enumerate(rows) if errors[i] is None and row.beam_candidates == 0]
+    drawing = [i for i in live if rows[i].seeds and not rows[i].params.greedy]
+    chosen: list[list[int]] = [[] for _ in rows]
+    for i in live:
+        chosen[i] = [best[i]] * len(rows[i].seeds)
+    if drawing:
+        drawn = draw(scores if len(drawing) == len(rows) else scores[drawing], [rows[i] for i in drawing])
+        for i, ids in zip(drawing, drawn, strict=True):
+            chosen[i] = ids
+    return chosen
+
+
+def _gather_logprobs(raw: Tensor, norm: Tensor, chosen: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Raw log-probabilities of the chosen ids, in the same shape."""
+    rows = torch.tensor([i for i, ids in enumerate(chosen) for _ in ids], dtype=torch.int64, device=raw.device)
+    flat = torch.tensor([token for ids in chosen for token in ids], dtype=torch.int64, device=raw.device)
+    values = iter((raw[rows, flat] - norm[rows]).tolist())
+    return [[next(values) for _ in ids] for ids in chosen]
+
+
+def _top_logprobs(scores: Tensor, norm: Tensor | None, counts: dict[int, int]) -> dict[int, tuple[TokenScore, ...]]:
+    """The best ``counts[row]`` ids of each row that asks for any, best first, minus ``norm``; ``-inf`` is left out."""
+    asking = [row for row, count in counts.items() if count > 0]
+    if not asking:
+        return {}
+    width = min(scores.shape[1], max(counts[row] for row in asking))
+    values, ids = scores[asking].topk(width, dim=-1)
+    logprobs: list[list[float]] = (values if norm is None else values - norm[asking, None]).tolist()
+    tokens: list[list[int]] = ids.tolist()
+    return {
+        row: tuple(
+            TokenScore(token, logprob)
+            for token, logprob in zip(tokens[i][: counts[row]], logprobs[i], strict=False)
+            if logprob > -torch.inf
+        )
+        for i, row in enumerate(asking)
+    }
+
+
+def _output(
+    row: RowSampling,
+    error: str | None,
+    chosen: Sequence[int],
+    logprobs: Sequence[float],
+    top: tuple[TokenScore, ...],
+    beam: tuple[TokenScore, ...],
+) -> RowOutput:
+    if error is not None:
+        return RowOutput(error=error)
+    if row.beam_candidates > 0:
+        return RowOutput(beam=beam)
+    return RowOutput(
+        sampled=tuple(SampledToken(token, logprob, top) for token, logprob in zip(chosen, logprobs, strict=True))
+    )

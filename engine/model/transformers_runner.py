@@ -1,0 +1,205 @@
+"""Runs Hugging Face decoders, unchanged, on the paged cache."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...errors import ModelError
+from .attention import StepAttention, make_backend
+from .attention.forward_context import AttentionCall, forward_context
+from .attention.kv_tensors import KVTensors
+from .probe import probe, usable_context
+from .runner import Int64Array, ModelInfo, PromptScore, Row, RowOutput, StepInput, StepOutput
+from .sampler import Sampler
+
+
+class TransformersRunner:
+    """A :class:`~octavo.engine.model.runner.ModelRunner` over a Transformers decoder.
+
+    A step is one packed forward pass of shape [1, T] without Transformers' own cache; the lm_head runs only at the
+    positions whose logits somebody asked for. The runner takes the model over: it cannot be called directly afterwards.
+
+    :param model: in evaluation mode, weights loaded, on ``device`` in ``dtype``.
+    :param fingerprint: hex digest of everything that determines K and V (see ``ModelInfo``).
+    :param vocab_limit: ids from here on are never drawn (a head padded beyond the tokenizer); ``None``: no limit.
+    :param poison: fill the cache with NaN at first, so that reads of unwritten slots show (tests).
+    :param clock: seconds, for the timings of a step.
+    :raises UnsupportedModel: when the model cannot run on a paged cache.
+    :raises ModelError: when no attention backend has that name.
+    """
+
+    def __init__(  # noqa: PLR0913  # what a checkpoint says about itself, then where and how to run it
+        self,
+        model: PreTrainedModel,
+        *,
+        name: str,
+        fingerprint: str,
+        eos_token_ids: frozenset[int],
+        vocab_limit: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        attention_backend: str = "torch",
+        poison: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._backend = make_backend(attention_backend, device)
+        self._layers = probe(model)
+        self._model: PreTrainedModel | None = model
+        self._device = device
+        self._dtype = dtype
+        self._poison = poison
+        self._clock = clock
+        self._sampler = Sampler(vocab_limit=vocab_limit)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._kv: KVTensors | None = None
+        self._info = ModelInfo(
+            name=name,
+            fingerprint=fingerprint,
+            vocab_size=int(model.config.get_text_config().vocab_size),
+            max_context=usable_context(model.config),
+            eos_token_ids=eos_token_ids,
+            bytes_per_block=0,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        """``max_context`` is shorter than the model's own where its position encoding depends on the batch."""
+        return self._info
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Make the K/V memory.
+
+        :raises ModelError: when there is not enough memory, or when called twice.
+        """
+        if self._kv is not None:
+            raise ModelError("allocate was already called: a runner has one cache for life")
+        self._kv = KVTensors(
+            self._layers, num_blocks, block_size, dtype=self._dtype, device=self._device, poison=self._poison
+        )
+        self._info = self._info._replace(bytes_per_block=self._kv.bytes_per_block)
+
+    def execute(self, step: StepInput) -> StepOutput:
+        """Run one step: copies, writes, attention, sampling. Without rows only the copies are made.
+
+        :raises ModelError: before ``allocate``, after ``close``, and for ids, positions or slots out of range (nothing
+            was changed then).
+        """
+        if self._kv is None or self._model is None:
+            raise ModelError("the runner has no cache: it was closed, or allocate was not called")
+        self._check(step, self._kv)
+        began = self._clock()
+        with torch.inference_mode():
+            self._kv.copy(step.copies)
+            if not step.rows:
+                return StepOutput(())
+            wanted = _Wanted.of(step.rows)
+            logits = self._forward(self._model, self._kv, step, wanted.positions)
+            computed = self._clock()
+            outputs = self._choose(step.rows, logits, wanted)
+        return StepOutput(outputs, {"forward": computed - began, "sample": self._clock() - computed})
+
+    def close(self) -> None:
+        """Free the weights and the cache. Idempotent."""
+        self._model = None
+        self._kv = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _check(self, step: StepInput, kv: KVTensors) -> None:
+        """A bad index would read foreign memory or, on a GPU, take the device down; so it is stopped here."""
+        _require_range("token", step.tokens, self._info.vocab_size)
+        _require_range("position", step.positions, self._info.max_context)
+        _require_range("slot", step.slots, kv.num_blocks * kv.block_size)
+        _require_range("copied block", step.copies.ravel(), kv.num_blocks)
+        if step.rows:
+            _require_range("block", np.concatenate([row.blocks for row in step.rows]), kv.num_blocks)
+
+    def _forward(self, model: PreTrainedModel, kv: KVTensors, step: StepInput, positions: Int64Array) -> Tensor:
+        """:returns: float32 logits at ``positions`` of the packed tokens, shape [len(positions), V]."""
+        context = _StepContext(kv, self._backend.plan(step.rows, kv.block_size), self._to_device(step.slots))
+        keep = self._to_device(positions)
+        with forward_context(context):
+            output = model(
+                input_ids=self._to_device(step.tokens)[None],
+                position_ids=self._to_device(step.positions)[None],
+                use_cache=False,
+                **({"logits_to_keep": keep} if self._keeps_logits else {}),
+            )
+        logits: Tensor = output.logits[0]
+        return (logits if self._keeps_logits else logits[keep]).float()
+
+    def _choose(self, rows: Sequence[Row], logits: Tensor, wanted: _Wanted) -> tuple[RowOutput, ...]:
+        outputs = [RowOutput() for _ in rows]
+        sampling = [(i, row.sampling) for i, row in enumerate(rows) if row.sampling is not None]
+        if sampling:
+            drawn = self._sampler.sample(logits[: wanted.samples], [params for _, params in sampling])
+            for (i, _), output in zip(sampling, drawn, strict=True):
+                outputs[i] = output
+        for i, span in wanted.prompts:
+            outputs[i] = _with_scores(outputs[i], self._prompt_scores(rows[i], logits[span]))
+        return tuple(outputs)
+
+    def _prompt_scores(self, row: Row, logits: Tensor) -> tuple[PromptScore, ...]:
+        if row.prompt_targets is None:
+            return ()
+        return self._sampler.prompt_scores(logits, row.prompt_targets, row.prompt_top)
+
+    def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self._device)
+
+
+class _StepContext:
+    """Forward context of a step: store the new K and V of a layer, then attend over the cache."""
+
+    def __init__(self, kv: KVTensors, attention: StepAttention, slots: Tensor) -> None:
+        self._kv = kv
+        self._attention = attention
+        self._slots = slots
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        layer, options = call.layer, call.options
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (call.query, call.key, call.value))
+        self._kv.write(layer, self._slots, key, value)
+        return self._attention.attend(query, self._kv.keys(layer), self._kv.values(layer), options).unsqueeze(0)
+
+
+class _Wanted(NamedTuple):
+    """At which packed tokens logits are needed, and who gets which of them."""
+
+    positions: Int64Array
+    """Indices into the packed tokens: first the last token of each sampling row, then what prompt scores need."""
+    samples: int
+    """How many of ``positions`` belong to sampling rows."""
+    prompts: tuple[tuple[int, slice], ...]
+    """(row, its span of ``positions``) of rows with prompt targets."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> _Wanted:
+        ends = [row.start + row.length - 1 for row in rows if row.sampling is not None]
+        parts = [np.array(ends, dtype=np.int64)]
+        spans: list[tuple[int, slice]] = []
+        size = len(ends)
+        for i, row in enumerate(rows):
+            count = 0 if row.prompt_targets is None else len(row.prompt_targets)
+            if count:
+                parts.append(np.arange(row.start, row.start + count))
+                spans.append((i, slice(size, size + count)))
+                size += count
+        return cls(np.concatenate(parts), len(ends), tuple(spans))
+
+
+def _with_scores(output: RowOutput, scores: tuple[PromptScore, ...]) -> RowOutput:
+    return RowOutput(sampled=output.sampled, beam=output.beam, prompt_scores=scores)
+
+
+def _require_range(what: str, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]], stop: int) -> None:
+    if values.size and not (values.min() >= 0 and values.max() < stop):
+        raise ModelError(f"a {what} is out of range: {values.min()} to {values.max()}, but only 0 to {stop - 1} exist")

@@ -1,0 +1,338 @@
+"""Scheduler: who takes part in the next step, and with how many tokens.
+
+One rule for all work: a sequence has tokens whose K and V are computed and some that are not; a step computes a few more. A
+sequence with one uncomputed token decodes, one with more is in prefill, be it the first time or again after a preemption.
+
+* Decodes go first, then prefills share what is left of the token budget: each takes at most half of the rest while others
+  come after it, so a long prompt neither waits for ever nor holds up the short ones behind it.
+* Prefill chunks end at block borders (canonical boundaries), so K and V do not depend on who else was in the batch.
+* A prompt is admitted whole or not at all, in rank order, with room left for the growth of what runs.
+* Whoever needs a block and gets none takes it from a sequence of lower rank, the one that is cheapest to recompute; if there
+  is none it steps back itself. The first in rank never steps back for another, so something always finishes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+
+from ..errors import OutOfBlocks
+from ..policies.scheduling.base import Job, SchedulingPolicy
+from .config import EngineConfig
+from .kv import Admission, CacheManager
+from .kv.cache_manager import Copies
+from .plan import PlannedRow, StepPlan
+from .sequence import Phase, Sample, SequenceGroup
+
+RankKey = tuple[tuple[float, ...], int]
+LOOK_AHEAD = 64
+"""Waiting samples that one plan looks at, at most."""
+
+
+class Scheduler:
+    """Owns the waiting and the running samples. All calls from the loop."""
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        policy: SchedulingPolicy,
+        config: EngineConfig,
+        *,
+        on_fault: Callable[[str, BaseException | str], None],
+    ) -> None:
+        self.waiting: list[Sample] = []
+        self.running: list[Sample] = []
+        self.preemptions = 0
+        self.token_limit = config.max_batch_tokens
+        """Tokens in the next step; lowered for a while when the device ran out of memory."""
+        self.waiting_reasons: Counter[str] = Counter()
+        """Why the samples that were looked at in the last plan wait: ``blocks``, ``slots``, ``prefix``."""
+        self._cache = cache
+        self._policy = policy
+        self._config = config
+        self._on_fault = on_fault
+        self._reserve = int(config.admission_reserve * config.num_blocks)
+        self._plan = StepPlan(0)
+        self._step = 0
+        self._now = 0.0
+        self._ranks: dict[Job, RankKey] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to plan."""
+        return not self.waiting and not self.running
+
+    def add(self, sample: Sample) -> None:
+        """A new sample that has to be admitted."""
+        self.waiting.append(sample)
+
+    def adopt(self, sample: Sample) -> None:
+        """A fork of a running sample: it is on blocks already."""
+        sample.phase = Phase.RUNNING
+        self.running.append(sample)
+
+    def has_slots(self, count: int) -> bool:
+        """Whether ``count`` more sequences may run."""
+        return self._used_slots() + count <= self._config.max_running
+
+    def remove(self, sample: Sample) -> None:
+        """The sample is done: its blocks go back, it is planned no more. Harmless for one that is done already."""
+        if sample.phase is Phase.RUNNING:
+            self._leave(sample)
+            self._cache.finish(sample.sequence)
+        elif sample.phase is Phase.WAITING:
+            self.waiting.remove(sample)
+        sample.phase = Phase.DONE
+
+    def plan(self, now: float) -> StepPlan:
+        """The next step. Empty when nothing can be computed now."""
+        self._now = now
+        self._step += 1
+        self._rank_all()
+        self._plan_once()
+        while not self._plan and len(self._running_groups()) > 1:
+            # everybody holds blocks that another one needs: the last in rank gives way
+            self._preempt(max(self.running, key=self._key))
+            self._plan_once()
+        for row in self._plan.rows:
+            row.sample.last_step = self._step
+        return self._plan
+
+    # the three parts of a plan
+
+    def _plan_once(self) -> None:
+        self._plan = StepPlan(self.token_limit)
+        self.waiting_reasons.clear()
+        self._plan_decodes()
+        prefills = sorted((s for s in self.running if not s.is_decoding), key=self._key)
+        for sample in prefills:
+            if sample.phase is Phase.RUNNING:  # it was not preempted for one before it
+                self._plan_prefill(sample, others=len(prefills) > 1 or bool(self.waiting))
+        self._admit()
+        self._give_rest_to(prefills)
+
+    def _plan_decodes(self) -> None:
+        """One token for everyone who decodes; when they exceed the budget, for those who waited longest."""
+        decoding = [s for s in self.running if s.is_decoding and self._is_in_step(s)]
+        room = self.token_limit - self._kept_for_prefill(len(decoding))
+        if len(decoding) > room:
+            decoding = self._longest_unserved(decoding, room)
+        for sample in sorted(decoding, key=self._key):
+            if sample.phase is Phase.RUNNING and (copies := self._make_room(sample, 1)) is not None:
+                self._add_row(sample, 1, copies)
+
+    def _plan_prefill(self, sample: Sample, *, others: bool) -> None:
+        count = self._chunk(sample, self._share(others=others))
+        if count > 0 and (copies := self._make_room(sample, count)) is not None:
+            self._add_row(sample, count, copies)
+
+    def _admit(self) -> None:
+        """Let waiting samples in, best rank first, until a resource is short. One that waits for a prefix holds up nobody."""
+        for sample in heapq.nsmallest(LOOK_AHEAD, self.waiting, key=self._key):
+            share = self._share(others=len(self.waiting) > 1)
+            if share < min(self._unit, sample.sequence.uncomputed):
+                break
+            if self._follows(sample):
+                self.waiting_reasons["prefix"] += 1
+                continue
+            admission = self._try_admit(sample)
+            if admission is None:
+                break
+            self.waiting.remove(sample)
+            self.adopt(sample)
+            sample.copies = admission.copies
+            self._add_row(sample, self._chunk(sample, share), ())
+
+    def _give_rest_to(self, prefills: list[Sample]) -> None:
+        """What the others left of the budget goes to the first in line."""
+        for sample in prefills:
+            row = self._plan.row(sample)
+            if row is None or self._plan.left < 1:
+                continue
+            more = self._chunk(sample, min(row.count + self._plan.left, self._prefill_cap)) - row.count
+            if more > 0 and not self._cache.extend(sample.sequence, row.count + more):
+                self._plan.widen(row, more)
+
+    def _add_row(self, sample: Sample, count: int, copies: Copies) -> None:
+        """A row that makes the copies which the sample still owes, too; none for ``count`` 0 (a beam ahead of the others)."""
+        if count > 0:
+            self._plan.add(PlannedRow(sample, count, sample.copies + copies))
+            sample.copies = ()
+
+    # who and how much
+
+    def _try_admit(self, sample: Sample) -> Admission | None:
+        """Slots and blocks for ``sample``, displacing others where the policy says so; ``None``: it has to wait."""
+        while not self.has_slots(self._slots_for(sample)):
+            if not self._displace_for(sample):
+                self.waiting_reasons["slots"] += 1
+                return None
+        group = sample.group
+        resumed = group.metrics.scheduled is not None
+        while True:
+            headroom = self._headroom(sample)
+            reuse = not group.wants_prompt_scores
+            admission = self._cache.try_admit(sample.sequence, headroom=headroom, reuse=reuse, resumed=resumed)
+            if admission is not None:
+                break
+            if not self._displace_for(sample):
+                self.waiting_reasons["blocks"] += 1
+                return None
+        sample.following_since = None
+        if not resumed:
+            group.cached_tokens = admission.cached_tokens
+            group.metrics = group.metrics._replace(scheduled=self._now)
+        return admission
+
+    def _headroom(self, sample: Sample) -> int:
+        """Blocks that an admission leaves over for the growth of those that run and come before it in rank."""
+        before = sum(1 for other in self.running if self._key(other) < self._key(sample))
+        return self._reserve + before if before else 0
+
+    def _follows(self, sample: Sample) -> bool:
+        """Whether another sequence is computing what this one needs, and it has not waited for that too long."""
+        if sample.group.wants_prompt_scores or self._cache.producer(sample.sequence) is None:
+            sample.following_since = None
+            return False
+        if sample.following_since is None:
+            sample.following_since = self._now
+        return self._now - sample.following_since < self._config.prefix_wait
+
+    def _is_in_step(self, sample: Sample) -> bool:
+        """Beams go in lockstep: none decodes before all of them can."""
+        return sample.group.beam is None or all(
+            beam.phase is Phase.RUNNING and beam.is_decoding for beam in sample.group.samples
+        )
+
+    def _chunk(self, sample: Sample, limit: int) -> int:
+        """Tokens of a prefill within ``limit``: all that is left, or up to a block border."""
+        sequence = sample.sequence
+        lockstep = sample.group.beam is not None and len(sample.group.samples) > 1
+        wanted = sequence.uncomputed - lockstep  # the last token of a beam is computed together with the others'
+        if wanted <= limit:
+            return wanted
+        end = (sequence.computed + limit) // self._unit * self._unit
+        return max(end - sequence.computed, 0)
+
+    def _share(self, *, others: bool) -> int:
+        """Tokens that the next prefill may take: half of what is left, at least a block, while others come after it."""
+        left = min(self._plan.left, self._prefill_cap)
+        return max(left // 2, min(left, self._unit)) if others else left
+
+    @property
+    def _prefill_cap(self) -> int:
+        return self._config.prefill_chunk or self.token_limit
+
+    @property
+    def _unit(self) -> int:
+        """Prefill chunks end at multiples of this."""
+        return self._cache.block_size if min(self._prefill_cap, self.token_limit) >= self._cache.block_size else 1
+
+    def _kept_for_prefill(self, decoding: int) -> int:
+        busy = bool(self.waiting) or decoding < len(self.running)
+        return min(self._cache.block_size, self.token_limit // 2) if busy else 0
+
+    def _longest_unserved(self, decoding: list[Sample], room: int) -> list[Sample]:
+        """Whole lockstep groups and single samples, those served longest ago first, at least one of them."""
+        chosen: dict[Sample, None] = {}
+        for sample in sorted(decoding, key=lambda s: (s.last_step, self._key(s))):
+            unit = sample.group.samples if sample.group.beam is not None else [sample]
+            if sample not in chosen and (not chosen or len(chosen) + len(unit) <= room):
+                chosen.update(dict.fromkeys(unit))
+        return list(chosen)
+
+    def _running_groups(self) -> list[SequenceGroup]:
+        return list(dict.fromkeys(sample.group for sample in self.running))
+
+    def _used_slots(self) -> int:
+        return sum(self._width(group) for group in self._running_groups())
+
+    def _width(self, group: SequenceGroup) -> int:
+        """Slots of a group that runs: all that it will need, or after its fork, what it has."""
+        if group.beam is not None or not group.is_started:
+            return group.params.samples
+        return sum(1 for sample in group.samples if sample.phase is Phase.RUNNING)
+
+    def _slots_for(self, sample: Sample) -> int:
+        group = sample.group
+        if group.beam is None and group.is_started:
+            return 1
+        counted = any(sibling.phase is Phase.RUNNING for sibling in group.samples)
+        return 0 if counted else group.params.samples
+
+    # blocks for those who run
+
+    def _make_room(self, sample: Sample, count: int) -> Copies | None:
+        """Slots for the next ``count`` tokens; ``None``: there are none and the sample stepped back."""
+        while True:
+            try:
+                return self._cache.extend(sample.sequence, count)
+            except OutOfBlocks:
+                victim = self._victim(sample)
+                self._preempt(victim or sample)
+                if victim is None:
+                    return None
+
+    def _victim(self, sample: Sample) -> Sample | None:
+        """Of the running samples of lower rank, the one that is cheapest to recompute for what it gives."""
+        below = [s for s in self.running if self._key(s) > self._key(sample)]
+        return min(below, key=self._loss, default=None)
+
+    def _loss(self, sample: Sample) -> tuple[bool, float, int]:
+        """What preempting costs: useless ones last, then seconds (or tokens, before any were measured), then the youngest."""
+        gain = self._cache.exclusive_blocks(sample.sequence)
+        seconds = self._cache.cost.seconds(sample.sequence.computed)
+        return gain == 0, gain * seconds if seconds else gain, -sample.group.job.order
+
+    def _displace_for(self, sample: Sample) -> bool:
+        """Preempt the running sample of worst rank among those that the policy would give up for ``sample``."""
+        lesser = [s for s in self.running if self._displaces(sample.group.job, s.group.job)]
+        if not lesser:
+            return False
+        self._preempt(max(lesser, key=self._key))
+        return True
+
+    def _preempt(self, sample: Sample) -> None:
+        """Back to the queue; of a beam search all beams together, as none can go on alone."""
+        together = sample.group.samples if sample.group.beam is not None else [sample]
+        group = sample.group
+        for member in together:
+            if member.phase is not Phase.RUNNING:
+                continue
+            self._cache.copied(self._plan.drop(member))
+            self._leave(member)
+            self._cache.preempt(member.sequence)
+            member.phase = Phase.WAITING
+            self.waiting.append(member)
+        if group.wants_prompt_scores:
+            group.prompt_scores.clear()  # the prompt is computed again, and so are they
+        group.metrics = group.metrics._replace(preemptions=group.metrics.preemptions + 1)
+        self.preemptions += 1
+
+    def _leave(self, sample: Sample) -> None:
+        self.running.remove(sample)
+        self._cache.copied(sample.copies)
+        sample.copies = ()
+
+    # ranks
+
+    def _key(self, sample: Sample) -> RankKey:
+        return self._ranks[sample.group.job]
+
+    def _rank_all(self) -> None:
+        """Ask the policy once per request and plan, so that a plan sees one order."""
+        jobs = {sample.group.job for sample in (*self.running, *self.waiting)}
+        try:
+            self._ranks = {job: (self._policy.rank(job, self._now), job.order) for job in jobs}
+            sorted(self._ranks.values())  # ranks that cannot be compared are a fault too
+        except Exception as error:
+            self._on_fault("rank", error)
+            self._ranks = {job: ((), job.order) for job in jobs}
+
+    def _displaces(self, waiting: Job, running: Job) -> bool:
+        try:
+            return self._policy.displaces(waiting, running, self._now)
+        except Exception as error:
+            self._on_fault("displaces", error)
+            return False

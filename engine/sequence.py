@@ -1,0 +1,213 @@
+"""SequenceGroup: one request inside the engine. Sample: one of the sequences that it runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+
+from ..policies.scheduling.base import Job
+from .beam import BeamHypothesis, BeamSearch
+from .kv import Namespace, Sequence
+from .kv.cache_manager import Copies
+from .model.runner import PromptScore, SampledToken
+from .model.text import TextCodec
+from .model.randomness import derive_seed
+from .output_text import OutputText
+from .request import FinishReason, Metrics, SamplingParams, TokenLogprob
+from .stream import OutputStream, as_logprob
+
+
+class Phase(Enum):
+    """Where a sample is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+
+
+class Sample:
+    """One line of output: a parallel sample or a live beam.
+
+    A sequence whose tokens are all computed but the last is decoding; otherwise it is in prefill, be it its first or the
+    recomputation after a preemption. There is no other difference between the two.
+    """
+
+    __slots__ = (
+        "copies",
+        "cumulative_logprob",
+        "finish_reason",
+        "following_since",
+        "group",
+        "index",
+        "last_step",
+        "logprobs",
+        "phase",
+        "seed",
+        "sequence",
+        "stop_reason",
+        "text",
+        "token_ids",
+    )
+
+    def __init__(
+        self, group: SequenceGroup, index: int, sequence: Sequence, seed: int, text: OutputText | None
+    ) -> None:
+        self.group = group
+        self.index = index
+        self.sequence = sequence
+        self.seed = seed
+        self.text = text
+        self.phase = Phase.WAITING
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] | None = [] if group.params.logprobs is not None else None
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.copies: Copies = ()
+        """Block copies that must precede its next row; their sources are pinned."""
+        self.following_since: float | None = None
+        self.last_step = 0
+        """Number of the last step that computed something of it."""
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only its newest token has to be computed."""
+        return self.sequence.uncomputed == 1
+
+    def accept(self, sampled: SampledToken) -> None:
+        """Take the next token and decide whether it is the last."""
+        params = self.group.params
+        self.token_ids.append(sampled.token_id)
+        self.cumulative_logprob += sampled.logprob
+        if self.logprobs is not None:
+            self.logprobs.append(as_logprob(sampled))
+        may_stop = len(self.token_ids) > params.min_tokens
+        if may_stop and sampled.token_id in self.group.end_ids:
+            self._end_by_token(sampled.token_id)
+        elif self.text is not None and (stop := self.text.push(sampled.token_id, may_stop=may_stop)) is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, stop
+        elif len(self.token_ids) >= params.max_tokens:
+            self.end(FinishReason.LENGTH)
+
+    def end(self, reason: FinishReason) -> None:
+        """Stop here, and show the text that was held back."""
+        self.finish_reason = reason
+        if self.text is not None and (stop := self.text.finish()) is not None and reason is FinishReason.LENGTH:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, stop
+
+    def mean_logprob(self) -> float:
+        """By which ``best_of`` chooses."""
+        return self.cumulative_logprob / max(len(self.token_ids), 1)
+
+    def branch(self, index: int, sequence: Sequence, seed: int) -> Sample:
+        """Another sample of the same group with the same past, on ``sequence``."""
+        return self.continued_by(self.group, index, sequence, seed)
+
+    def continued_by(self, group: SequenceGroup, index: int, sequence: Sequence, seed: int) -> Sample:
+        """A sample of ``group`` that goes on from here."""
+        twin = Sample(group, index, sequence, seed, self.text.copy() if self.text is not None else None)
+        twin.token_ids = list(self.token_ids)
+        if twin.logprobs is not None:
+            twin.logprobs = list(self.logprobs or ())
+        twin.cumulative_logprob = self.cumulative_logprob
+        return twin
+
+    def _end_by_token(self, token: int) -> None:
+        self.finish_reason = FinishReason.STOP
+        if token in self.group.params.stop_token_ids:
+            self.stop_reason = token
+        elif token in self.group.special_stops:
+            self.stop_reason = self.group.special_stops[token]
+        if self.text is None:
+            return
+        if self.group.params.include_stop:
+            self.text.push(token, may_stop=False)
+        self.text.finish()
+
+
+class SequenceGroup:
+    """A request with all it runs. Owned by the loop once it was submitted."""
+
+    def __init__(
+        self,
+        request_id: str,
+        params: SamplingParams,
+        *,
+        job: Job,
+        namespace: Namespace,
+        prompt_ids: tuple[int, ...],
+        end_ids: frozenset[int],
+        special_stops: dict[int, str],
+        seed: int,
+        codec: TextCodec | None,
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.job = job
+        self.namespace = namespace
+        self.prompt_ids = prompt_ids
+        self.end_ids = end_ids
+        """Token ids that end a sample."""
+        self.special_stops = special_stops
+        """Stop strings that are one special token, by its id."""
+        self.seed = seed
+        self._codec = codec
+        self.samples: list[Sample] = []
+        """Every sample that was started; of a beam search, the live beams."""
+        self.beam: BeamSearch | None = None
+        self.cached_tokens = 0
+        self.prompt_scores: list[PromptScore] = []
+        self.metrics = Metrics(arrival=job.arrival)
+        self.error: BaseException | None = None
+        self.ended_by: FinishReason | None = None
+        """Set when the whole group was ended at once: aborted or failed."""
+        self.stream = OutputStream(self)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether its prompt is computed, so that all of its samples exist."""
+        return self.metrics.first_token is not None
+
+    @property
+    def is_done(self) -> bool:
+        return self.ended_by is not None or all(sample.phase is Phase.DONE for sample in self.samples)
+
+    @property
+    def live(self) -> list[Sample]:
+        """Samples that are not done."""
+        return [sample for sample in self.samples if sample.phase is not Phase.DONE]
+
+    @property
+    def wants_prompt_scores(self) -> bool:
+        """Whether prompt log-probabilities are asked for and not complete, so that the prompt must be computed."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_scores) < len(self.prompt_ids) - 1
+
+    def new_text(self) -> OutputText | None:
+        """An empty text for one sample; ``None`` when there is no tokenizer."""
+        return OutputText(self._codec, self.params) if self._codec is not None else None
+
+    def hypothesis(self, index: int, found: BeamHypothesis) -> Sample:
+        """A finished beam in the form of a sample."""
+        sample = Sample(self, index, self.samples[0].sequence, self.seed, self.new_text())
+        sample.phase, sample.finish_reason = Phase.DONE, found.finish_reason
+        sample.token_ids, sample.cumulative_logprob = list(found.token_ids), found.sum_logprob
+        shown = found.token_ids[:-1] if found.finish_reason is FinishReason.STOP else found.token_ids
+        if sample.text is not None:
+            for token in shown:
+                sample.text.push(token, may_stop=False)
+            sample.text.finish()
+        return sample
+
+    def results(self) -> list[Sample] | None:
+        """What to hand out at the end in place of all samples: the best of them. ``None``: hand out all."""
+        params = self.params
+        if params.samples == params.n and self.beam is None:
+            return None
+        ranked = self.samples if self.beam is not None else sorted(self.samples, key=Sample.mean_logprob, reverse=True)
+        for index, sample in enumerate(ranked[: params.n]):
+            sample.index = index
+        return ranked[: params.n]
+
+    def sample_seeds(self) -> Iterator[int]:
+        """The seed of each sample, in order."""
+        return (derive_seed(self.seed, index) for index in range(self.params.samples))
