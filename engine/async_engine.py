@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from ..errors import EngineClosed, InvalidRequest, QueueFull, RequestRejected
+from ..errors import ContractBroken, EngineClosed, InvalidRequest, PluginError, QueueFull, RequestRejected
 from ..plugins import PluginGroup
 from ..policies.eviction.base import EvictionPolicy
 from ..policies.scheduling.base import SchedulingPolicy
@@ -21,6 +21,7 @@ from ..telemetry.logging import RateLimited, get_logger
 from .blocking import BlockingEngine
 from .config import EngineConfig
 from .counters import Counters, EngineStats
+from .execution import StepExecutor
 from .generation import Generation
 from .intake import Intake
 from .kv import CacheManager, Census
@@ -34,33 +35,54 @@ from .sequence import SequenceGroup
 
 EVICTION_POLICIES = PluginGroup("octavo.eviction_policies", EvictionPolicy)
 SCHEDULING_POLICIES = PluginGroup("octavo.scheduling_policies", SchedulingPolicy)
+T = TypeVar("T")
 CLOSE_TIMEOUT = 10.0
 """Seconds that ``close`` gives the model step under way before it leaves the model thread behind."""
 
 Progress = Callable[[str, float], None]
-Load = Callable[[], tuple[ModelRunner, TextCodec | None]]
+Loaded = tuple[ModelRunner, TextCodec | None]
+Load = Callable[[], Loaded]
 
 
 class AsyncEngine:
     """A decoding engine inside the caller's event loop.
 
-    ``async with AsyncEngine.open("smollm2") as engine`` loads, runs and closes it. All methods belong to the event loop in
-    which it was entered; other threads use :meth:`blocking`.
+    ``async with AsyncEngine.open("smollm2") as engine`` loads, runs and closes it. All methods belong to the event
+    loop in which it was entered; other threads use :meth:`blocking`.
     """
 
     def __init__(
         self,
         *,
-        runner: ModelRunner,
+        runner: ModelRunner | None = None,
         codec: TextCodec | None = None,
+        load: Load | None = None,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """An engine around a ready runner. ``codec=None``: token ids in, token ids out, no text.
+        """An engine around a ready ``runner``, or one that ``load`` makes in the model thread when it is entered.
 
-        ``clock``: seconds, monotonic; tests pass their own.
+        ``codec=None``: token ids in, token ids out, no text. ``clock``: seconds, monotonic; tests pass their own.
+
+        :raises InvalidRequest: when neither or both of ``runner`` and ``load`` are given.
         """
-        self._setup(lambda: (runner, codec), config, clock)
+        if load is not None and runner is None:
+            self._load = load
+        elif runner is not None and load is None:
+            ready = runner, codec
+            self._load = lambda: ready
+        else:
+            raise InvalidRequest("an engine needs a runner or a function that loads one, not both")
+        self.config = config or EngineConfig()
+        self._clock = clock
+        self._logger = get_logger("octavo.engine")
+        self._counters = Counters()
+        self._ids = itertools.count()
+        self._draining = False
+        self._entered = False
+        self._patience = CLOSE_TIMEOUT
+        self._home: asyncio.AbstractEventLoop | None = None  # the event loop it was entered in, while it is open
+        self._life: asyncio.Task[None] | None = None
 
     @classmethod
     def open(cls, model: str, config: EngineConfig | None = None, *, progress: Progress | None = None) -> Self:
@@ -72,7 +94,7 @@ class AsyncEngine:
         """
         settings = config or EngineConfig()
 
-        def load() -> tuple[ModelRunner, TextCodec | None]:
+        def load() -> Loaded:
             from .model.loader import load as load_model  # noqa: PLC0415  # torch only when a model is wanted
 
             return load_model(
@@ -83,21 +105,7 @@ class AsyncEngine:
                 progress=progress,
             )
 
-        engine = cls.__new__(cls)
-        engine._setup(load, settings, time.monotonic)
-        return engine
-
-    def _setup(self, load: Load, config: EngineConfig | None, clock: Callable[[], float]) -> None:
-        self.config = config or EngineConfig()
-        self._load = load
-        self._clock = clock
-        self._logger = get_logger("octavo.engine")
-        self._counters = Counters()
-        self._ids = itertools.count()
-        self._draining = False
-        self._entered = False
-        self._stack = AsyncExitStack()
-        self._home: asyncio.AbstractEventLoop | None = None  # the event loop it was entered in, while it is open
+        return cls(load=load, config=settings)
 
     # life
 
@@ -109,41 +117,41 @@ class AsyncEngine:
         if self._entered:
             raise EngineClosed("an engine can be entered once; make a new one")
         self._entered = True
-        thread = ModelThread()
+        self._opened, self._closing, self._stopped = anyio.Event(), anyio.Event(), anyio.Event()
+        life = self._life = asyncio.create_task(self._live(), name="octavo-engine")
+        life.add_done_callback(lambda _: self._opened.set())
         try:
-            self._runner, self._codec = await thread.call(self._load)
-            await thread.call(self._runner.allocate, self.config.num_blocks, self.config.block_size)
-            self._build(thread)
+            await self._opened.wait()
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await thread.close(CLOSE_TIMEOUT)
+            self._closing.set()
+            if not self._opened.is_set():
+                life.cancel()
+            await _ended(life)
             raise
-        self._thread = thread
-        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
-        self._portal = await self._stack.enter_async_context(BlockingPortal())
-        self._stopped = anyio.Event()
-        self._tasks.start_soon(self._run)
-        self._tasks.start_soon(self._loop.watch)
-        self._home = asyncio.get_running_loop()
+        if life.done():
+            await life  # raises why it did not open
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-        await self._stack.__aexit__(None, None, None)
 
     async def close(self) -> None:
-        """Abort what runs, end the loop, free the model. Idempotent; returns even when a step hangs."""
-        if self._home is None:
+        """Abort what runs, end the loop, free the model. Idempotent, from any task of the engine's event loop.
+
+        Returns even when a step hangs, after ``CLOSE_TIMEOUT``. A cancellation that comes meanwhile takes effect after that.
+
+        :raises EngineClosed: when the engine is open in another event loop.
+        """
+        if self._life is None:
             return
-        self._home = None
-        with anyio.CancelScope(shield=True):
-            self._loop.stop()
-            with anyio.move_on_after(CLOSE_TIMEOUT):
-                await self._stopped.wait()
-            self._tasks.cancel_scope.cancel()
-            await self._close_model()
+        if not self._life.done():
+            if self._life.get_loop() is not asyncio.get_running_loop():
+                raise EngineClosed("the engine belongs to another event loop, which has to close it")
+            self._home = None
+            self._closing.set()
+            await _ended(self._life)
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Refuse new requests and wait until those under way are done; after ``timeout`` seconds abort the rest.
@@ -157,7 +165,8 @@ class AsyncEngine:
             return True
         for group in list(self._loop.groups.values()):
             self._loop.abort(group)
-        await self._loop.wait_idle()
+        with anyio.move_on_after(CLOSE_TIMEOUT):  # a step that hangs must not hold up the shutdown
+            await self._loop.wait_idle()
         return False
 
     # requests
@@ -210,7 +219,9 @@ class AsyncEngine:
         return [last[index] for index in sorted(last)]
 
     def abort(self, request_id: str) -> bool:
-        """End a request at the next step edge; its stream closes with ``finish_reason`` ``abort``. False: no such one."""
+        """End a request at the next step edge; its stream closes with ``finish_reason`` ``abort``. False: no such
+        one.
+        """
         self._require_open()
         group = self._loop.groups.get(request_id)
         if group is not None:
@@ -244,6 +255,11 @@ class AsyncEngine:
         return BlockingEngine(self, self._portal)
 
     # looking
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was entered and neither closed nor ended otherwise. From any thread."""
+        return self._home is not None
 
     @property
     def model(self) -> ModelInfo:
@@ -286,20 +302,19 @@ class AsyncEngine:
         cache = CacheManager(
             config.num_blocks,
             config.block_size,
-            EVICTION_POLICIES.resolve(config.eviction_policy)(config.num_blocks),
+            _made(lambda: EVICTION_POLICIES.resolve(config.eviction_policy)(config.num_blocks), config.eviction_policy),
             clock=clock,
             on_fault=fault,
             sharing=config.enable_prefix_caching,
         )
-        scheduling = SCHEDULING_POLICIES.resolve(config.scheduling_policy)()
+        scheduling = _made(lambda: SCHEDULING_POLICIES.resolve(config.scheduling_policy)(), config.scheduling_policy)
         scheduler = Scheduler(cache, scheduling, config, on_fault=scheduling_fault)
         new_id = self._ids.__next__
         self._intake = Intake(self._runner.info, self._codec, config, clock=clock, new_id=new_id)
         self._loop = StepLoop(
             cache=cache,
             scheduler=scheduler,
-            runner=self._runner,
-            thread=thread,
+            executor=StepExecutor(self._runner, thread),
             config=config,
             counters=self._counters,
             clock=clock,
@@ -307,20 +322,89 @@ class AsyncEngine:
             logger=self._logger,
         )
 
+    async def _live(self) -> None:
+        """The life of the engine from loading to the end of its thread.
+
+        A task of its own: the engine can be entered, closed and left from different tasks, closing it cancels nobody, and a
+        caller that is cancelled while it opens or closes leaves nothing behind.
+        """
+        for group, name in ((EVICTION_POLICIES, self.config.eviction_policy), (SCHEDULING_POLICIES, self.config.scheduling_policy)):
+            group.find(name)  # a wrong name is told before the model is loaded
+        thread = ModelThread()
+        try:
+            self._runner, self._codec = await thread.call(self._load)
+            try:
+                await thread.call(self._runner.allocate, self.config.num_blocks, self.config.block_size)
+                self._build(thread)
+                await self._serve()
+            finally:
+                await self._free(thread, self._runner)
+        finally:
+            self._home = None
+            with anyio.CancelScope(shield=True):
+                ended = await thread.close(self._patience)
+            if not ended:
+                self._logger.error("the model does not return; its thread is left behind")
+
+    async def _serve(self) -> None:
+        """Run the loop, its watchdog and the portal for threads until ``close``."""
+        async with anyio.create_task_group() as background:
+            background.start_soon(self._loop.watch)
+            async with BlockingPortal() as self._portal, anyio.create_task_group() as work:
+                work.start_soon(self._run)
+                self._home = asyncio.get_running_loop()
+                self._opened.set()
+                await self._wait_for_end()
+                work.cancel_scope.cancel()
+            background.cancel_scope.cancel()
+
+    async def _wait_for_end(self) -> None:
+        try:
+            await self._closing.wait()
+        except BaseException:
+            self._logger.warning("the engine was not closed; its event loop is being shut down")
+            raise
+        self._loop.stop()
+        with anyio.move_on_after(CLOSE_TIMEOUT):
+            await self._stopped.wait()
+            return
+        self._patience = 0.0  # it was shown already
+
     async def _run(self) -> None:
         try:
             await self._loop.run()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._logger.error("the engine ended by a fault", exc_info=error)
+            raise
         finally:
+            self._home = None
             self._stopped.set()
+            self._closing.set()
 
-    async def _close_model(self) -> None:
-        if self._stopped.is_set():
-            await self._thread.call(self._runner.close)
-        if not await self._thread.close(CLOSE_TIMEOUT if self._stopped.is_set() else 0.0):
-            self._logger.error("the model step did not return; its thread is left behind")
+    async def _free(self, thread: ModelThread, runner: ModelRunner) -> None:
+        """Close the runner: now, or behind a step that hangs, whenever that returns."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(self._patience):
+            try:
+                await thread.call(runner.close)
+            except Exception as error:  # noqa: BLE001  # the engine ends all the same
+                self._logger.error("the model could not be closed", error=repr(error))
 
     def _abort_group(self, group: SequenceGroup) -> None:
-        self._loop.abort(group)
+        """From any thread, since a generation that is dropped may be collected in any."""
+        home = self._home
+        if home is None:  # what still runs is being aborted
+            return
+        try:
+            is_home = asyncio.get_running_loop() is home
+        except RuntimeError:
+            is_home = False
+        if is_home:
+            self._loop.abort(group)
+        else:
+            with contextlib.suppress(RuntimeError):  # the event loop was closed, and all went with it
+                home.call_soon_threadsafe(self._loop.abort, group)
 
     def _require_open(self) -> asyncio.AbstractEventLoop:
         if self._home is None:
@@ -340,3 +424,30 @@ class AsyncEngine:
             raise InvalidRequest(f"request_id {request_id!r:.80} is in use")
         if self._loop.queued >= self.config.max_waiting:
             raise QueueFull(f"{self._loop.queued} requests wait already; try again later or raise max_waiting")
+
+
+def _made(make: Callable[[], T], name: str) -> T:
+    """
+    :raises ContractBroken: when the plug-in's constructor raises.
+    """
+    try:
+        return make()
+    except PluginError:
+        raise
+    except Exception as error:
+        raise ContractBroken(f"plug-in {name!r} could not be made: {type(error).__name__}: {error}") from error
+
+
+async def _ended(life: asyncio.Task[None]) -> None:
+    """Wait until ``life`` is over, whatever comes of it; a cancellation of the waiting task takes effect then."""
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not life.done():
+            try:
+                await asyncio.wait({life})
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if not life.cancelled():
+        life.exception()  # seen: it was logged or raised
+    if cancelled is not None:
+        raise cancelled

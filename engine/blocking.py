@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from anyio.from_thread import BlockingPortal
 
@@ -26,6 +29,14 @@ class BlockingEngine:
         self._engine = engine
         self._portal = portal
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to do: the engine stays open, and other threads may go on."""
+
     def complete(
         self,
         prompt: Prompt,
@@ -40,7 +51,7 @@ class BlockingEngine:
         async def complete() -> list[RequestOutput]:
             return await self._engine.complete(prompt, params, request_id=request_id, priority=priority, tenant=tenant)
 
-        with _closed_as_error():
+        with _closed_as_error(self._engine):
             return self._portal.call(complete)
 
     def generate(
@@ -61,11 +72,11 @@ class BlockingEngine:
         async def step(generation: Generation) -> RequestOutput | None:
             return await anext(generation, None)
 
-        with _closed_as_error():
+        with _closed_as_error(self._engine):
             generation = self._portal.call(start)
         try:
             while True:
-                with _closed_as_error():
+                with _closed_as_error(self._engine):
                     output = self._portal.call(step, generation)
                 if output is None:
                     return
@@ -75,26 +86,27 @@ class BlockingEngine:
 
     def abort(self, request_id: str) -> bool:
         """As :meth:`AsyncEngine.abort`."""
-        with _closed_as_error():
+        with _closed_as_error(self._engine):
             return self._portal.call(self._engine.abort, request_id)
 
     def stats(self) -> EngineStats:
         """As :meth:`AsyncEngine.stats`."""
-        with _closed_as_error():
+        with _closed_as_error(self._engine):
             return self._portal.call(self._engine.stats)
 
     def _close(self, generation: Generation) -> None:
         try:
             self._portal.call(generation.close)
-        except RuntimeError:  # the engine was closed, which has aborted it
+        except (RuntimeError, CancelledError):  # the engine was closed, which has aborted it
             return
 
 
-class _closed_as_error:  # noqa: N801  # used like a function in a with statement
-    """Turns the portal's RuntimeError about being stopped into ours."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError) and "portal is not running" in str(error):
-            raise EngineClosed("the engine is closed") from error
+@contextmanager
+def _closed_as_error(engine: AsyncEngine) -> Iterator[None]:
+    """Turns what the portal raises when it was stopped, before or during a call, into our error."""
+    try:
+        yield
+    except (RuntimeError, CancelledError) as error:
+        if engine.is_open:
+            raise
+        raise EngineClosed("the engine is closed") from error

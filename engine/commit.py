@@ -1,11 +1,13 @@
-"""Commit: what a step computed becomes state. Blocks are published, tokens accepted, beams re-parented, the done released."""
+"""Commit: what a step computed becomes state. Blocks are published, tokens accepted, beams re-parented, the done
+released.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..errors import ModelError
 from .counters import Counters
-from .execution import RowResult
 from .kv import CacheManager
 from .model.runner import RowOutput
 from .plan import PlannedRow
@@ -33,34 +35,48 @@ class Committer:
         self._on_done = on_done
 
     def apply(self, rows: Sequence[PlannedRow], outputs: Sequence[RowOutput], seconds: float, now: float) -> None:
-        """Take the results of rows that went well. Rows whose sample has ended meanwhile (aborted) only return their copies.
+        """Take the results of rows that went well. Rows whose sample has ended meanwhile (aborted) only return their
+        copies.
 
         ``seconds``: duration of the step, shared out by tokens.
         """
         per_token = seconds / max(sum(row.count for row in rows), 1)
         beams: dict[SequenceGroup, dict[Sample, RowOutput]] = {}
         for row, output in zip(rows, outputs, strict=True):
-            self._cache.copied(row.copies)
+            self._cache.copied(row.take_copies())
             sample = row.sample
             if sample.phase is not Phase.RUNNING:
                 continue
-            last = self._compute(row, output, per_token)
-            if not last:
-                continue
-            if sample.group.beam is not None:
-                beams.setdefault(sample.group, {})[sample] = output
-            else:
-                self._sampled(sample, output, now)
+            try:
+                if not self._compute(row, output, per_token):
+                    continue
+                if sample.group.beam is not None:
+                    beams.setdefault(sample.group, {})[sample] = output
+                else:
+                    self._sampled(sample, output, now)
+            except Exception as error:  # noqa: BLE001  # a token without text, say: the other requests go on
+                self._fail(sample.group, error, now)
         for group, group_outputs in beams.items():
-            self._advance_beams(group, group_outputs, now)
+            if group.ended_by is not None:
+                continue
+            try:
+                self._advance_beams(group, group_outputs, now)
+            except Exception as error:  # noqa: BLE001  # as above
+                self._fail(group, error, now)
 
     def end(self, group: SequenceGroup, reason: FinishReason, now: float, error: BaseException | None = None) -> None:
         """End a whole group now: abort it, or fail it with ``error``."""
         for sample in group.live:
             self._scheduler.remove(sample)
-            sample.end(reason)
+            try:
+                sample.end(reason)
+            except Exception as fault:  # noqa: BLE001  # its text cannot be completed
+                error = error or _unusable(fault)
         group.ended_by, group.error = reason, error
         self._close(group, now)
+
+    def _fail(self, group: SequenceGroup, error: Exception, now: float) -> None:
+        self.end(group, FinishReason.ERROR, now, _unusable(error))
 
     def _compute(self, row: PlannedRow, output: RowOutput, per_token: float) -> bool:
         """Book the computed tokens; True when they were the last known ones, so that the next is chosen."""
@@ -105,7 +121,9 @@ class Committer:
         self._token_came(sample.group, now)
 
     def _advance_beams(self, group: SequenceGroup, outputs: dict[Sample, RowOutput], now: float) -> None:
-        """One step of beam search, in place: kept beams go on, others fork from them, the rest gives its blocks back."""
+        """One step of beam search, in place: kept beams go on, others fork from them, the rest gives its blocks
+        back.
+        """
         if group.beam is None:
             return
         parents = group.samples
@@ -145,3 +163,9 @@ class Committer:
         reason = group.ended_by or next((s.finish_reason for s in group.samples if s.finish_reason), FinishReason.STOP)
         self._counters.finished[reason.value] += 1
         self._on_done(group)
+
+
+def _unusable(error: Exception) -> ModelError:
+    wrapped = ModelError(f"what the model returned could not be used: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,40 +1,67 @@
 """Execution of a plan, with faults kept to the rows that cause them.
 
-A step can be repeated: it writes the same K and V to the same slots, and draws depend on seed and position alone. So when a
-step of several rows fails, its halves are tried on their own, down to the single rows at fault.
+A step can be repeated: it writes the same K and V to the same slots, and draws depend on seed and position alone. So
+when a step of several rows fails, its halves are tried on their own, down to the single rows at fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ..errors import DeviceOutOfMemory, EngineClosed, ModelError
-from .model.runner import ModelRunner, RowOutput
+from .model.runner import ModelRunner, Row, RowOutput, StepInput, StepOutput
 from .model_thread import ModelThread
 from .plan import PlannedRow, pack
 
 RowResult: TypeAlias = RowOutput | ModelError
 
 
-async def execute(runner: ModelRunner, thread: ModelThread, rows: Sequence[PlannedRow]) -> list[RowResult]:
-    """What came out for each row, in order: its output, or the error that only this row is to blame for.
+class StepExecutor:
+    """Runs the rows of a plan in the model thread."""
 
-    :raises EngineClosed: when the model thread was closed.
-    """
-    try:
-        output = await thread.call(runner.execute, pack(rows))
-        if len(output.rows) != len(rows):
-            raise ModelError(f"the runner returned {len(output.rows)} rows for {len(rows)}")
-    except EngineClosed:
-        raise
-    except Exception as error:
-        if len(rows) == 1:
-            return [_as_model_error(error)]
-        half = len(rows) // 2
-        first = await execute(runner, thread, rows[:half])
-        return first + await execute(runner, thread, rows[half:])
-    return [ModelError(row.error) if row.error is not None else row for row in output.rows]
+    def __init__(self, runner: ModelRunner, thread: ModelThread) -> None:
+        self._runner = runner
+        self._thread = thread
+
+    async def execute(
+        self, rows: Sequence[PlannedRow], *, on_out_of_memory: Callable[[int], None]
+    ) -> list[RowResult]:
+        """What came out for each row, in order: its output, or the error that only this row is to blame for.
+
+        ``on_out_of_memory`` is told the tokens of every try that the device had no memory for.
+
+        :raises EngineClosed: when the model thread was closed.
+        """
+        try:
+            step = pack(rows)
+            return _row_results(step, await self._thread.call(self._runner.execute, step))
+        except EngineClosed:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever a model raises, only the rows at fault shall end
+            mapped = _as_model_error(error)
+            if isinstance(mapped, DeviceOutOfMemory):
+                on_out_of_memory(sum(row.count for row in rows))
+            if len(rows) == 1:
+                return [mapped]
+            half = len(rows) // 2
+            first = await self.execute(rows[:half], on_out_of_memory=on_out_of_memory)
+            return first + await self.execute(rows[half:], on_out_of_memory=on_out_of_memory)
+
+
+def _row_results(step: StepInput, output: StepOutput) -> list[RowResult]:
+    if len(output.rows) != len(step.rows):
+        raise ModelError(f"the runner returned {len(output.rows)} rows for {len(step.rows)}")
+    return [_row_result(row, result) for row, result in zip(step.rows, output.rows, strict=True)]
+
+
+def _row_result(row: Row, result: RowOutput) -> RowResult:
+    if result.error is not None:
+        return ModelError(result.error)
+    wanted = row.sampling
+    if wanted is not None and (len(result.sampled) != len(wanted.seeds) or bool(result.beam) != bool(wanted.beam_candidates)):
+        return ModelError(f"the runner returned {len(result.sampled)} draws for the {len(wanted.seeds)} of a row")
+    return result
 
 
 def _as_model_error(error: Exception) -> ModelError:

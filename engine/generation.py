@@ -15,8 +15,8 @@ Abort = Callable[[SequenceGroup], None]
 class Generation(AsyncIterator[RequestOutput]):
     """Outputs of one request, as they come. The request is submitted when the iteration starts.
 
-    Not an async generator on purpose: closing it, dropping it or cancelling the task that iterates works from any task and
-    always aborts the request once. Iterate from one task at a time.
+    Not an async generator on purpose: closing it, dropping it or cancelling the task that iterates works from any
+    task and always aborts the request once. Iterate from one task at a time.
     """
 
     def __init__(self, submit: Submit, abort: Abort) -> None:
@@ -24,6 +24,7 @@ class Generation(AsyncIterator[RequestOutput]):
         self._abort = abort
         self._group: SequenceGroup | None = None
         self._ended = False
+        self._closed = False
 
     @property
     def request_id(self) -> str | None:
@@ -41,6 +42,9 @@ class Generation(AsyncIterator[RequestOutput]):
         if self._submit is not None:
             submit, self._submit = self._submit, None
             self._group = await submit()
+            if self._closed:  # meanwhile, by another task
+                self._ended = True
+                self._abort(self._group)
         return self
 
     async def __anext__(self) -> RequestOutput:
@@ -62,6 +66,7 @@ class Generation(AsyncIterator[RequestOutput]):
     def close(self) -> None:
         """Abort the request if it still runs. Idempotent; from any task of the engine's event loop."""
         self._submit = None
+        self._closed = True
         if self._group is not None and not self._ended:
             self._ended = True
             self._abort(self._group)

@@ -18,7 +18,7 @@ from .model.randomness import derive_seed
 from .model.runner import ModelInfo
 from .model.text import TextCodec
 from .request import ChatMessage, Prompt, SamplingParams
-from .sequence import Sample, SequenceGroup
+from .sequence import EndTokens, Sample, SequenceGroup
 
 T = TypeVar("T")
 LONG_TEXT = 2000
@@ -67,7 +67,7 @@ class Intake:
             group.beam = BeamSearch(
                 width=params.beam_width,
                 max_tokens=params.max_tokens,
-                eos_token_ids=group.end_ids,
+                eos_token_ids=group.ends.ids,
                 length_penalty=params.length_penalty,
                 early_stopping=params.early_stopping,
                 n=params.n,
@@ -115,8 +115,7 @@ class Intake:
             job=Job(self._orders, arrival, priority, namespace.salt, len(prompt_ids), params.max_tokens),
             namespace=namespace,
             prompt_ids=prompt_ids,
-            end_ids=eos.union(params.stop_token_ids, special_stops),
-            special_stops=special_stops,
+            ends=EndTokens(eos.union(params.stop_token_ids, special_stops), special_stops),
             seed=params.seed if params.seed is not None else derive_seed(self._config.seed, self._orders),
             codec=self._codec,
         )

@@ -17,10 +17,9 @@ from ..telemetry.logging import Logger, RateLimited
 from .commit import Committer
 from .config import EngineConfig
 from .counters import Counters, EngineStats
-from .execution import RowResult, execute
+from .execution import RowResult, StepExecutor
 from .kv import CacheManager, Sequence
-from .model.runner import ModelRunner, RowOutput
-from .model_thread import ModelThread
+from .model.runner import RowOutput
 from .plan import PlannedRow
 from .request import FinishReason
 from .scheduler import Scheduler
@@ -29,6 +28,7 @@ from .sequence import Phase, Sample, SequenceGroup
 NewSequence = Callable[[SequenceGroup, SequenceOf[int]], Sequence]
 GOOD_STEPS_TO_WIDEN = 64
 TRANSFER_POLL = 0.001
+RECOVERY_PAUSE = 0.01
 
 
 class StepLoop:
@@ -39,8 +39,7 @@ class StepLoop:
         *,
         cache: CacheManager,
         scheduler: Scheduler,
-        runner: ModelRunner,
-        thread: ModelThread,
+        executor: StepExecutor,
         config: EngineConfig,
         counters: Counters,
         clock: Callable[[], float],
@@ -51,8 +50,7 @@ class StepLoop:
         """Requests that are not done, by id."""
         self.cache = cache
         self._scheduler = scheduler
-        self._runner = runner
-        self._thread = thread
+        self._executor = executor
         self._config = config
         self._counters = counters
         self._clock = clock
@@ -107,7 +105,8 @@ class StepLoop:
     async def wait_idle(self) -> None:
         """Until no request is left."""
         while self.groups:
-            self._idle = anyio.Event()
+            if self._idle.is_set():
+                self._idle = anyio.Event()
             await self._idle.wait()
 
     def stats(self) -> EngineStats:
@@ -141,10 +140,9 @@ class StepLoop:
                     await self._turn()
                 except Exception as error:  # noqa: BLE001  # a fault of the engine itself: its requests fail, it lives
                     self._recover(error)
+                    await anyio.sleep(RECOVERY_PAUSE)  # a fault that stays must not take the event loop for itself
         finally:
-            self._run_inbox()
-            for group in list(self.groups.values()):
-                self._end(group, FinishReason.ABORT)
+            self._end_all(FinishReason.ABORT)
 
     async def watch(self) -> None:
         """The watchdog: report a step that does not come back. It cannot be stopped, only made known."""
@@ -163,7 +161,7 @@ class StepLoop:
             return
         began = self._step_began = self._clock()
         try:
-            results = await execute(self._runner, self._thread, plan.rows)
+            results = await self._executor.execute(plan.rows, on_out_of_memory=self._narrow)
         finally:
             self._step_began = None
         self._run_inbox()
@@ -193,14 +191,17 @@ class StepLoop:
         sample = row.sample
         self._counters.failed_rows += 1
         if isinstance(error, DeviceOutOfMemory) and row.count > 1 and sample.phase is Phase.RUNNING:
-            self._scheduler.token_limit = max(min(self._scheduler.token_limit, row.count) // 2, 1)
-            self._good_steps = 0
-            sample.copies = row.copies  # perhaps not made: they go with the next try
-            self._limited.log(self._logger.warning, "a step ran out of memory", tokens=row.count)
+            sample.copies, row.copies = row.copies, ()  # perhaps not made: they go with the next try
             return
-        self.cache.copied(row.copies)
+        self.cache.copied(row.take_copies())
         self._end(sample.group, FinishReason.ERROR, error)
         self._limited.log(self._logger.error, "a request failed in the model", error=repr(error))
+
+    def _narrow(self, tokens: int) -> None:
+        """A step of ``tokens`` tokens ran out of memory: for a while make smaller ones."""
+        self._scheduler.token_limit = max(min(self._scheduler.token_limit, tokens) // 2, 1)
+        self._good_steps = 0
+        self._limited.log(self._logger.warning, "a step ran out of memory", tokens=tokens)
 
     def _widen(self) -> None:
         """Some time after a step ran out of memory, try larger ones again."""
@@ -243,13 +244,12 @@ class StepLoop:
     def _fork(self, source: SequenceGroup, group: SequenceGroup, new_sequence: NewSequence) -> None:
         if group.ended_by is not None:
             return
-        parent = next(iter(source.live), source.samples[0])
-        if len(parent.token_ids) >= group.params.max_tokens:
-            self._end(group, FinishReason.LENGTH)
+        parent = next(iter(source.live or source.samples), None)
+        if parent is None:
+            self._end(group, FinishReason.ABORT)
             return
-        shares = (
-            parent.phase is Phase.RUNNING and parent.is_decoding and not parent.copies and self._scheduler.has_slots(1)
-        )
+        over = parent.finish_reason is FinishReason.STOP or len(parent.token_ids) >= group.params.max_tokens
+        shares = not over and self._can_share(parent)
         if shares:
             sequence = self.cache.fork(parent.sequence, self._new_id())
         else:
@@ -259,10 +259,27 @@ class StepLoop:
         if sample.token_ids:  # it begins in the middle of its output
             now = self._clock()
             group.metrics = group.metrics._replace(scheduled=now, first_token=now, last_token=now)
-        (self._scheduler.adopt if shares else self._scheduler.add)(sample)
+        if over:
+            self._end_fork(sample, parent)
+        elif shares:
+            self._scheduler.adopt(sample)
+        else:
+            self._scheduler.add(sample)
+
+    def _can_share(self, parent: Sample) -> bool:
+        ready = parent.phase is Phase.RUNNING and parent.is_decoding and not parent.copies
+        return ready and self._scheduler.has_slots(1)
+
+    def _end_fork(self, sample: Sample, parent: Sample) -> None:
+        """There is nothing to go on with: the source came to a stop before this step edge, or is as long as may be."""
+        sample.end(FinishReason.LENGTH)
+        if parent.finish_reason is FinishReason.STOP:
+            sample.finish_reason, sample.stop_reason = parent.finish_reason, parent.stop_reason
+        sample.phase = Phase.DONE
+        self._end(sample.group, sample.finish_reason or FinishReason.LENGTH)
 
     def _end(self, group: SequenceGroup, reason: FinishReason, error: OctavoError | None = None) -> None:
-        if group.request_id in self.groups:
+        if self.groups.get(group.request_id) is group:  # its id may be in use again
             self._committer.end(group, reason, self._clock(), error)
 
     def _forget(self, group: SequenceGroup) -> None:
@@ -280,17 +297,34 @@ class StepLoop:
 
     def _recover(self, error: Exception) -> None:
         """A fault in the loop itself: every request fails with it, blocks go back, and the loop goes on."""
-        self._logger.error("the engine loop failed; all requests are ended", exc_info=error)
+        self._limited.log(self._logger.error, "the engine loop failed; all requests are ended", exc_info=error)
         if isinstance(error, EngineClosed):
             self._stopping = True
-        cause = error if isinstance(error, OctavoError) else ModelError(f"the engine failed inside: {error!r}")
+        self._end_all(FinishReason.ERROR, error)
+
+    def _end_all(self, reason: FinishReason, cause: Exception | None = None) -> None:
+        """End every request, by force where the books are wrong. An error is made for each: they are raised apart."""
+        self._contained(self._scheduler.abandon_plan)
+        while self._inbox:
+            self._contained(self._inbox.popleft())
         for group in list(self.groups.values()):
+            error = None if cause is None else ModelError(f"the engine failed inside: {cause!r}")
+            if error is not None:
+                error.__cause__ = cause
             try:
-                self._end(group, FinishReason.ERROR, cause)
-            except OctavoError as again:
+                self._end(group, reason, error)
+            except Exception as again:  # noqa: BLE001  # the others must get their end too
                 self._logger.error("a request could not be ended cleanly", error=repr(again))
+                self._scheduler.drop(group)
+                group.ended_by, group.error = reason, error
                 self._forget(group)
                 group.stream.close()
+
+    def _contained(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001  # something is wrong already, and the rest must be ended too
+            self._logger.error("a change could not be made while all requests are ended", error=repr(error))
 
     def _stuck_seconds(self) -> float:
         if self._step_began is None:

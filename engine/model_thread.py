@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
-from ..errors import EngineClosed
+import anyio
+
+from ..errors import EngineClosed, ModelError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-JOIN_INTERVAL = 0.005
 Job = Callable[[], None]
 
 
 class ModelThread:
     """Runs calls one after the other in a thread of its own.
 
-    Its own, because libraries below the model keep per-thread worker pools; a daemon, because a call that never returns must
-    not keep the process from ending.
+    Its own, because libraries below the model keep per-thread worker pools; a daemon, because a call that never
+    returns must not keep the process from ending.
     """
 
     def __init__(self, name: str = "octavo-model") -> None:
@@ -43,32 +45,55 @@ class ModelThread:
 
         def job() -> None:
             try:
-                result = function(*args, **kwargs)
-            except BaseException as error:
-                _deliver(loop, lambda error=error: future.done() or future.set_exception(error))  # type: ignore[misc]
-            else:
-                _deliver(loop, lambda: future.done() or future.set_result(result))
+                deliver = partial(_set_result, future, function(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  # it belongs to the caller, not to this thread
+                deliver = partial(_set_exception, future, _deliverable(error))
+            _hand_over(loop, deliver)
 
         self._jobs.put(job)
         return await future
 
     async def close(self, timeout: float) -> bool:
-        """End the thread once its calls have ended; False when it still runs after ``timeout`` seconds and is abandoned."""
-        if not self._closed:
-            self._closed = True
-            self._jobs.put(None)
-        deadline = asyncio.get_running_loop().time() + timeout
-        while self._thread.is_alive() and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(JOIN_INTERVAL)
-        return not self._thread.is_alive()
+        """End the thread once its calls have ended. Idempotent.
+
+        False: they have not within ``timeout`` seconds, and the thread is left behind.
+        """
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        self._closed = True
+        if not self._thread.is_alive():
+            return True
+        self._jobs.put(lambda: _hand_over(loop, ended.set))
+        self._jobs.put(None)
+        with anyio.move_on_after(timeout):
+            await ended.wait()
+        return ended.is_set()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
 
 
-def _deliver(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> None:
-    """Hand a result to the event loop; nobody is left to take it when that loop is closed."""
+def _deliverable(error: BaseException) -> Exception:
+    """What would end or cancel the event loop that takes it (SystemExit, a panic of native code) becomes an ordinary error."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    wrapped = ModelError(f"the model raised {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _set_result(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _set_exception(future: asyncio.Future[T], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+    """Run ``action`` in the event loop; nobody is left to take a result when that loop is closed."""
     try:
         loop.call_soon_threadsafe(action)
     except RuntimeError:

@@ -22,7 +22,7 @@ class OutputText:
         """Take one token; returns the stop string that it completed, if any. ``may_stop=False``: look for none yet."""
         delta = self._detokenizer.push((token,))
         if not may_stop:
-            self.text += delta
+            self.text += self._stops.flush() + delta
             return None
         result = self._stops.push(delta)
         self.text += result.emit

@@ -24,6 +24,11 @@ class PlannedRow:
     copies: Copies
     """Block copies that must precede the writes of this row."""
 
+    def take_copies(self) -> Copies:
+        """The copies, which the caller now has to account for; none are left."""
+        copies, self.copies = self.copies, ()
+        return copies
+
     @property
     def is_last(self) -> bool:
         """Whether it computes the last known token, so that the next one can be chosen."""
@@ -124,7 +129,7 @@ def _sampling(sample: Sample) -> RowSampling:
         seeds=() if is_beam else tuple(_seeds(sample)),
         history=np.array(sample.sequence.tokens, dtype=np.int32),
         prompt_length=len(group.prompt_ids),
-        banned=group.end_ids if len(sample.token_ids) < group.params.min_tokens else NOTHING_BANNED,
+        banned=group.ends.ids if len(sample.token_ids) < group.params.min_tokens else NOTHING_BANNED,
         beam_candidates=group.beam.candidates_per_beam if group.beam is not None else 0,
     )
 

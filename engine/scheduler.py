@@ -1,14 +1,15 @@
 """Scheduler: who takes part in the next step, and with how many tokens.
 
-One rule for all work: a sequence has tokens whose K and V are computed and some that are not; a step computes a few more. A
-sequence with one uncomputed token decodes, one with more is in prefill, be it the first time or again after a preemption.
+One rule for all work: a sequence has tokens whose K and V are computed and some that are not; a step computes a few
+more. A sequence with one uncomputed token decodes, one with more is in prefill, be it the first time or again after a
+preemption.
 
-* Decodes go first, then prefills share what is left of the token budget: each takes at most half of the rest while others
-  come after it, so a long prompt neither waits for ever nor holds up the short ones behind it.
+* Decodes go first, then prefills share what is left of the token budget: each takes at most half of the rest while
+  others come after it, so a long prompt neither waits for ever nor holds up the short ones behind it.
 * Prefill chunks end at block borders (canonical boundaries), so K and V do not depend on who else was in the batch.
 * A prompt is admitted whole or not at all, in rank order, with room left for the growth of what runs.
-* Whoever needs a block and gets none takes it from a sequence of lower rank, the one that is cheapest to recompute; if there
-  is none it steps back itself. The first in rank never steps back for another, so something always finishes.
+* Whoever needs a block and gets none takes it from a sequence of lower rank, the one that is cheapest to recompute;
+  if there is none it steps back itself. The first in rank never steps back for another, so something always finishes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from .kv.cache_manager import Copies
 from .plan import PlannedRow, StepPlan
 from .sequence import Phase, Sample, SequenceGroup
 
-RankKey = tuple[tuple[float, ...], int]
 LOOK_AHEAD = 64
 """Waiting samples that one plan looks at, at most."""
 
@@ -56,7 +56,7 @@ class Scheduler:
         self._plan = StepPlan(0)
         self._step = 0
         self._now = 0.0
-        self._ranks: dict[Job, RankKey] = {}
+        self._ranks: dict[Job, int] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -84,6 +84,18 @@ class Scheduler:
         elif sample.phase is Phase.WAITING:
             self.waiting.remove(sample)
         sample.phase = Phase.DONE
+
+    def drop(self, group: SequenceGroup) -> None:
+        """Forget a group whose samples cannot be removed in order: its blocks may be lost, the loop is not."""
+        self.waiting = [sample for sample in self.waiting if sample.group is not group]
+        self.running = [sample for sample in self.running if sample.group is not group]
+        for sample in group.samples:
+            sample.phase = Phase.DONE
+
+    def abandon_plan(self) -> None:
+        """The last plan is not going to be committed (any further): give back the copies that its rows still have."""
+        for row in self._plan.rows:
+            self._cache.copied(row.take_copies())
 
     def plan(self, now: float) -> StepPlan:
         """The next step. Empty when nothing can be computed now."""
@@ -128,7 +140,7 @@ class Scheduler:
             self._add_row(sample, count, copies)
 
     def _admit(self) -> None:
-        """Let waiting samples in, best rank first, until a resource is short. One that waits for a prefix holds up nobody."""
+        """Let waiting samples in, best rank first, until a resource is short. Who waits for a prefix is passed over."""
         for sample in heapq.nsmallest(LOOK_AHEAD, self.waiting, key=self._key):
             share = self._share(others=len(self.waiting) > 1)
             if share < min(self._unit, sample.sequence.uncomputed):
@@ -155,7 +167,7 @@ class Scheduler:
                 self._plan.widen(row, more)
 
     def _add_row(self, sample: Sample, count: int, copies: Copies) -> None:
-        """A row that makes the copies which the sample still owes, too; none for ``count`` 0 (a beam ahead of the others)."""
+        """A row, with the copies that the sample still owes; none for ``count`` 0 (a beam ahead of the others)."""
         if count > 0:
             self._plan.add(PlannedRow(sample, count, sample.copies + copies))
             sample.copies = ()
@@ -280,14 +292,15 @@ class Scheduler:
         return min(below, key=self._loss, default=None)
 
     def _loss(self, sample: Sample) -> tuple[bool, float, int]:
-        """What preempting costs: useless ones last, then seconds (or tokens, before any were measured), then the youngest."""
+        """What preempting costs: useless ones last, then seconds (at first, blocks), then the youngest."""
         gain = self._cache.exclusive_blocks(sample.sequence)
         seconds = self._cache.cost.seconds(sample.sequence.computed)
         return gain == 0, gain * seconds if seconds else gain, -sample.group.job.order
 
     def _displace_for(self, sample: Sample) -> bool:
         """Preempt the running sample of worst rank among those that the policy would give up for ``sample``."""
-        lesser = [s for s in self.running if self._displaces(sample.group.job, s.group.job)]
+        key = self._key(sample)  # the first in rank is never displaced, whatever the policy says
+        lesser = [s for s in self.running if self._key(s) > key and self._displaces(sample.group.job, s.group.job)]
         if not lesser:
             return False
         self._preempt(max(lesser, key=self._key))
@@ -317,22 +330,23 @@ class Scheduler:
 
     # ranks
 
-    def _key(self, sample: Sample) -> RankKey:
+    def _key(self, sample: Sample) -> int:
+        """Place in the order of ranks, lowest first."""
         return self._ranks[sample.group.job]
 
     def _rank_all(self) -> None:
-        """Ask the policy once per request and plan, so that a plan sees one order."""
-        jobs = {sample.group.job for sample in (*self.running, *self.waiting)}
+        """Ask the policy once per request and plan. From then on places count, so whatever ranks are, a plan sees one order."""
+        jobs = sorted({sample.group.job for sample in (*self.running, *self.waiting)}, key=lambda job: job.order)
         try:
-            self._ranks = {job: (self._policy.rank(job, self._now), job.order) for job in jobs}
-            sorted(self._ranks.values())  # ranks that cannot be compared are a fault too
-        except Exception as error:
+            ranked = sorted(jobs, key=lambda job: self._policy.rank(job, self._now))
+        except Exception as error:  # noqa: BLE001  # a plug-in may raise anything
             self._on_fault("rank", error)
-            self._ranks = {job: ((), job.order) for job in jobs}
+            ranked = jobs
+        self._ranks = {job: place for place, job in enumerate(ranked)}
 
     def _displaces(self, waiting: Job, running: Job) -> bool:
         try:
-            return self._policy.displaces(waiting, running, self._now)
-        except Exception as error:
+            return bool(self._policy.displaces(waiting, running, self._now))
+        except Exception as error:  # noqa: BLE001  # a plug-in may raise anything
             self._on_fault("displaces", error)
             return False

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
+from typing import NamedTuple
 
 from ..policies.scheduling.base import Job
 from .beam import BeamHypothesis, BeamSearch
 from .kv import Namespace, Sequence
 from .kv.cache_manager import Copies
+from .model.randomness import derive_seed
 from .model.runner import PromptScore, SampledToken
 from .model.text import TextCodec
-from .model.randomness import derive_seed
 from .output_text import OutputText
 from .request import FinishReason, Metrics, SamplingParams, TokenLogprob
 from .stream import OutputStream, as_logprob
@@ -25,11 +26,19 @@ class Phase(Enum):
     DONE = "done"
 
 
+class EndTokens(NamedTuple):
+    """Which tokens end a sample."""
+
+    ids: frozenset[int]
+    special_stops: dict[int, str]
+    """Those of them that were given as a stop string which is one special token."""
+
+
 class Sample:
     """One line of output: a parallel sample or a live beam.
 
-    A sequence whose tokens are all computed but the last is decoding; otherwise it is in prefill, be it its first or the
-    recomputation after a preemption. There is no other difference between the two.
+    A sequence whose tokens are all computed but the last is decoding; otherwise it is in prefill, be it its first or
+    the recomputation after a preemption. There is no other difference between the two.
     """
 
     __slots__ = (
@@ -82,7 +91,7 @@ class Sample:
         if self.logprobs is not None:
             self.logprobs.append(as_logprob(sampled))
         may_stop = len(self.token_ids) > params.min_tokens
-        if may_stop and sampled.token_id in self.group.end_ids:
+        if may_stop and sampled.token_id in self.group.ends.ids:
             self._end_by_token(sampled.token_id)
         elif self.text is not None and (stop := self.text.push(sampled.token_id, may_stop=may_stop)) is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, stop
@@ -116,8 +125,8 @@ class Sample:
         self.finish_reason = FinishReason.STOP
         if token in self.group.params.stop_token_ids:
             self.stop_reason = token
-        elif token in self.group.special_stops:
-            self.stop_reason = self.group.special_stops[token]
+        elif token in self.group.ends.special_stops:
+            self.stop_reason = self.group.ends.special_stops[token]
         if self.text is None:
             return
         if self.group.params.include_stop:
@@ -136,8 +145,7 @@ class SequenceGroup:
         job: Job,
         namespace: Namespace,
         prompt_ids: tuple[int, ...],
-        end_ids: frozenset[int],
-        special_stops: dict[int, str],
+        ends: EndTokens,
         seed: int,
         codec: TextCodec | None,
     ) -> None:
@@ -146,10 +154,7 @@ class SequenceGroup:
         self.job = job
         self.namespace = namespace
         self.prompt_ids = prompt_ids
-        self.end_ids = end_ids
-        """Token ids that end a sample."""
-        self.special_stops = special_stops
-        """Stop strings that are one special token, by its id."""
+        self.ends = ends
         self.seed = seed
         self._codec = codec
         self.samples: list[Sample] = []

@@ -1,8 +1,8 @@
 """OutputStream: from the loop to one consumer, bounded and without a queue.
 
-The samples themselves are the buffer. The loop only says that something is new; the consumer, when it comes, takes what has
-grown since its last visit. So a slow consumer gets fewer and larger outputs, holds up nobody, and costs no memory beyond the
-output itself.
+The samples themselves are the buffer. The loop only says that something is new; the consumer, when it comes, takes
+what has grown since its last visit. So a slow consumer gets fewer and larger outputs, holds up nobody, and costs no
+memory beyond the output itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class OutputStream:
         :raises OctavoError: the group's error, once what came before it is delivered.
         """
         while True:
-            self._news = anyio.Event()
+            if self._news.is_set():
+                self._news = anyio.Event()
             for sample in self._visible():
                 if self._is_new(sample):
                     return self._take(sample)

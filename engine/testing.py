@@ -1,8 +1,9 @@
-"""FakeRunner and FakeCodec: a model for tests whose next token is a pure function of the tokens and the K/V that it reads.
+"""FakeRunner and FakeCodec: a model for tests whose next token is a pure function of the tokens and the K/V that it
+reads.
 
-Each slot of its "K/V memory" holds one number that follows from the token, its position and the number in the slot before it. The
-logits follow from all numbers of the sequence. So a wrong block, a stale one, a missing copy or a wrong order of effects changes
-the output at once, and reading a slot that was never written raises.
+Each slot of its "K/V memory" holds one number that follows from the token, its position and the number in the slot
+before it. The logits follow from all numbers of the sequence. So a wrong block, a stale one, a missing copy or a
+wrong order of effects changes the output at once, and reading a slot that was never written raises.
 """
 
 from __future__ import annotations

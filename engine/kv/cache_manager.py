@@ -119,11 +119,13 @@ class CacheManager:
         ``resumed``: the sequence was here before, so what it finds does not count as a hit. ``None`` means: not now; nothing
         has changed.
 
-        :raises CacheMisuse: when the sequence holds blocks already, is finished, or its id is taken.
+        :raises CacheMisuse: when the sequence holds blocks already, is finished, has another block size, or its id is taken.
         """
         sequence.require(State.OUTSIDE)
         if sequence.seq_id in self._sequences:
             raise CacheMisuse(f"sequence id {sequence.seq_id} is in use")
+        if sequence.table.block_size != self.block_size:
+            raise CacheMisuse(f"sequence {sequence.seq_id} has blocks of {sequence.table.block_size}, not {self.block_size}")
         match = self._match(sequence) if reuse and self._sharing else MISS
         needed = self.blocks_for(len(sequence.tokens)) - len(match.ids)
         spare = self.pool.free + self.tree.idle_blocks - match.idle - needed
@@ -240,7 +242,7 @@ class CacheManager:
 
     def evict(self, count: int) -> int:
         """Evict cached blocks until ``count`` came free or none is left; returns how many did."""
-        return self._evictor.evict(count, "call") if count > 0 else 0
+        return self._evictor.evict(count, "call")
 
     def maybe_evict(self, low: int, high: int) -> int:
         """The background tick: when less than ``low`` blocks are free, evict until ``high`` are."""
@@ -362,20 +364,20 @@ class CacheManager:
 
     def _publish(self, sequence: Sequence) -> None:
         """Hand the full blocks of ``sequence`` to the tree; where the tree has them already, use the tree's."""
-        table, node = sequence.table, sequence.node
+        table, node, size = sequence.table, sequence.node, self.block_size
         if node is None:
             raise CacheMisuse(f"sequence {sequence.seq_id} has no place in the tree")
-        shared, full = table.shared, sequence.computed // self.block_size
+        shared, full = table.shared, sequence.computed // size
         own = table.blocks[shared:full]
-        tokens = memoryview(sequence.tokens)[shared * self.block_size : full * self.block_size].tobytes()
-        seconds = self._block_seconds(sequence, full * self.block_size, len(own))
+        tokens = memoryview(sequence.tokens)[shared * size : full * size].tobytes()
+        seconds = self._block_seconds(sequence, full * size, full - shared)
         sequence.node, known = self.tree.publish(node, tokens, own, seconds, sequence.priority)
-        if known:  # computed twice
+        if known:
             self.pool.release(own[: len(known)])
             table.blocks[shared : shared + len(known)] = known
             self._duplicates_freed += len(known)
         table.shared = full
-        sequence.publish_at = (full + 1) * self.block_size
+        sequence.publish_at = (full + 1) * size
         if sequence.in_flight_key is not None:
             self._in_flight.watch(sequence)
 

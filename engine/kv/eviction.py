@@ -164,8 +164,11 @@ class Evictor:
     def evict(self, count: int, reason: str) -> int:
         """Evict until ``count`` blocks have come free or no candidate is left; returns how many came free.
 
-        Blocks that the hook pins leave the cache but come free later; more are evicted in their place.
+        Blocks that the hook pins leave the cache but come free later; more are evicted in their place. A ``count`` of zero or
+        less evicts nothing.
         """
+        if count <= 0:
+            return 0
         goal = self._pool.free + count
         for node in self._victims(count):
             self._evict_tail(node, min(goal - self._pool.free, len(node.ids)), reason)
@@ -175,7 +178,7 @@ class Evictor:
 
     def _victims(self, count: int) -> Iterator[Node]:
         """The policy's choice while it keeps its contract, the least recently used candidates after that."""
-        trusted = True
+        trusted, faults = True, self.policy.faults
         while trusted and self._tree.candidates:
             trusted = False
             for entry in self.policy.victims(count, self._clock()):
@@ -183,7 +186,7 @@ class Evictor:
                 if not trusted:
                     break
                 yield entry  # type: ignore[misc]  # mypy does not carry the isinstance through the flag
-        if self._tree.candidates:
+        if self._tree.candidates and self.policy.faults == faults:  # one that raised was reported
             self.policy.fault("victims", "named nothing, or something that cannot be evicted")
         while self._tree.candidates:
             yield min(self._tree.candidates, key=lambda node: node.last_use)

@@ -36,7 +36,7 @@ class FreeRuns:
         self._link(start, length)
 
     def take(self, wanted: int, after: int = -1) -> tuple[int, int]:
-        """Take up to ``wanted`` ids as one run ``(start, length)``, the whole of it if any run is long enough.
+        """Take up to ``wanted`` ids as one run ``(start, length)``; all of them for sure if a run is twice as long.
 
         A run that begins at ``after + 1`` is preferred, so that a growing sequence stays contiguous. The set must not be
         empty and ``wanted`` must be positive.
@@ -47,10 +47,11 @@ class FreeRuns:
         if not length or start not in self._bins[length.bit_length()]:  # used, or the end of a run
             start = self._find(wanted)
             length = lengths[start]
-        self._unlink(start, length)
         if length > wanted:
-            self._link(start + wanted, length - wanted)
+            self._cut_front(start, length, wanted)
             length = wanted
+        else:
+            self._unlink(start, length)
         self.count -= length
         return start, length
 
@@ -69,6 +70,19 @@ class FreeRuns:
         start, _ = runs.popitem()  # unlike a peek at the end, popitem never walks over deleted entries
         runs[start] = None
         return start
+
+    def _cut_front(self, start: int, length: int, count: int) -> None:
+        """Shorten a run by its first ``count`` ids, which are fewer than it has."""
+        rest, bin_index = length - count, length.bit_length()
+        if rest.bit_length() != bin_index:
+            self._unlink(start, length)
+            self._link(start + count, rest)
+            return
+        runs, lengths = self._bins[bin_index], self._length  # it stays in its bin: a growing sequence's way
+        del runs[start]
+        runs[start + count] = None
+        lengths[start] = 0
+        lengths[start + count] = lengths[start + length - 1] = rest
 
     def _link(self, start: int, length: int) -> None:
         self._length[start] = self._length[start + length - 1] = length

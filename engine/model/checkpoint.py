@@ -35,6 +35,14 @@ _MAX_EXPERTS = 2**14
 _MAX_BUFFER_BYTES = 2**30
 _ELEMENTS_PER_BYTE = 4
 """Bound on parameters per byte of file: two-bit weights are the smallest there are."""
+_SIZES = (
+    "hidden_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "vocab_size",
+)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -151,10 +159,7 @@ def _read_config(directory: Path) -> PreTrainedConfig:
 def _check_config(config: PreTrainedConfig, contents: _Contents) -> None:
     """Refuse numbers that the files cannot back, before modules are built by them."""
     text = config.get_text_config()
-    sizes = {
-        name: getattr(text, name, None)
-        for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "vocab_size")
-    }
+    sizes = {name: getattr(text, name, None) for name in _SIZES}
     for name, value in sizes.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ModelError(f"config.json: {name} must be a positive number, not {value!r}")

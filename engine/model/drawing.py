@@ -13,13 +13,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .processors import Float64Array, IntArray, to_device
 from .randomness import uniform
-from .runner import RowSampling
+from .runner import Float32Array, RowSampling
 
+BLOCK = 256
+"""Weights per block of the two-level search in :func:`_invert`."""
 FIRST_WIDTH = 256
-"""How much of the vocabulary is sorted at first for ``top_p`` and ``min_p``; it grows when that was not enough."""
+"""How much of the vocabulary is sorted at first for ``top_p`` and ``min_p``; 16 times more where that was not enough."""
 
 
 class _Candidates(NamedTuple):
@@ -28,27 +31,27 @@ class _Candidates(NamedTuple):
     ids: Tensor | None
     """Shape [S, K]; ``None`` when column j is id j."""
     weights: Tensor
-    """Unnormalised probabilities, float64, shape [S, K]."""
+    """Unnormalised probabilities, shape [S, K]."""
 
 
 def draw(scores: Tensor, rows: Sequence[RowSampling]) -> list[list[int]]:
     """Draw one id per seed of each row.
 
-    :param scores: processed logits, shape [S, V], floating; each row has a finite maximum and no NaN.
+    :param scores: processed logits, float32, shape [S, V]; each row has a finite maximum and no NaN.
     """
-    temperatures = to_device(np.array([row.params.temperature for row in rows], dtype=np.float64), scores)
+    temperatures = to_device(np.array([row.params.temperature for row in rows], dtype=np.float32), scores)
     # the maximum goes first: a tiny temperature then scales gaps to zero and below, and nothing overflows
-    scaled = (scores.double() - scores.amax(dim=-1, keepdim=True)) / temperatures[:, None]
+    scaled = (scores - scores.amax(dim=-1, keepdim=True)) / temperatures[:, None]
     filtered = [i for i, row in enumerate(rows) if _has_filter(row, scores.shape[1])]
     whole = sorted(set(range(len(rows))) - set(filtered))
     drawn: dict[int, list[int]] = {}
     if whole:
-        weights = (scaled if not filtered else scaled[whole]).exp()
-        drawn |= zip(whole, _invert(_Candidates(None, weights), [rows[i] for i in whole]), strict=True)
+        candidates = _Candidates(None, (scaled[whole] if filtered else scaled).exp())
+        drawn |= zip(whole, _draw(candidates, [rows[i] for i in whole]), strict=True)
     if filtered:
         part = [rows[i] for i in filtered]
-        candidates = _filtered(scaled if not whole else scaled[filtered], part)
-        drawn |= zip(filtered, _invert(candidates, part), strict=True)
+        candidates = _filtered(scaled[filtered] if whole else scaled, part)
+        drawn |= zip(filtered, _draw(candidates, part), strict=True)
     return [drawn[i] for i in range(len(rows))]
 
 
@@ -56,24 +59,40 @@ def _has_filter(row: RowSampling, vocab: int) -> bool:
     return 0 < row.params.top_k < vocab or row.params.top_p < 1.0 or row.params.min_p > 0.0
 
 
-def _invert(candidates: _Candidates, rows: Sequence[RowSampling]) -> list[list[int]]:
-    """The ids in whose slice of the cumulative distribution each row's uniforms fall. A weight of 0 is never hit."""
+def _draw(candidates: _Candidates, rows: Sequence[RowSampling]) -> list[list[int]]:
     uniforms = np.zeros((len(rows), max(len(row.seeds) for row in rows)))
     for i, row in enumerate(rows):
         uniforms[i, : len(row.seeds)] = [uniform(seed, len(row.history)) for seed in row.seeds]
-    cumulative = candidates.weights.cumsum(dim=-1)
-    total = cumulative[:, -1:].contiguous()
-    found = torch.searchsorted(cumulative, to_device(uniforms, total) * total, right=True)
-    # rounding may carry a uniform close to 1 to the total itself, past the last weight that is not 0
-    found = torch.minimum(found, torch.searchsorted(cumulative, total))
+    found = _invert(candidates.weights, to_device(uniforms, candidates.weights))
     ids: list[list[int]] = (found if candidates.ids is None else candidates.ids.gather(1, found)).tolist()
     return [ids[i][: len(row.seeds)] for i, row in enumerate(rows)]
 
 
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Where in the cumulative sum of the weights, taken in float64, each uniform falls. A weight of 0 is never hit.
+
+    Shapes: [S, K] and [S, n] -> [S, n]. Blocks are summed first and only the block that is hit is looked into.
+    """
+    blocks = pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    upto = pad(blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1), (1, 0))
+    # a uniform is at most 1 - 2**-53, so its product with the total rounds to less than the total: a block is found
+    target = uniforms * upto[:, -1:]
+    block = torch.searchsorted(upto, target, right=True) - 1
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).cumsum(dim=-1, dtype=torch.float64)
+    rest = (target - upto.gather(1, block))[:, :, None]
+    # two ways to sum a block may differ in the last bit, so the rest may lie past its end
+    last = torch.searchsorted(inside, inside[:, :, -1:].contiguous())
+    offset = torch.minimum(torch.searchsorted(inside, rest, right=True), last)
+    return block * BLOCK + offset[:, :, 0]
+
+
 def _filtered(scaled: Tensor, rows: Sequence[RowSampling]) -> _Candidates:
-    """Apply ``top_k``, ``top_p`` and ``min_p``. Each keeps a head of the tokens sorted by score, so the shortest head
-    is the result; equal scores at its end are cut by id, lowest kept."""
-    counts, floors = _heads(scaled, rows)
+    """Apply ``top_k``, ``top_p`` and ``min_p``.
+
+    Each keeps a head of the tokens sorted by score, so the shortest head is the result; equal scores at its end are cut
+    by id, lowest kept.
+    """
+    counts, floors = _heads(scaled, rows, FIRST_WIDTH)
     cells = (scaled >= to_device(floors, scaled)[:, None]).nonzero()
     values = scaled[cells[:, 0], cells[:, 1]].cpu().numpy()
     bounds = np.searchsorted(cells[:, 0].cpu().numpy(), np.arange(len(rows) + 1))
@@ -83,33 +102,34 @@ def _filtered(scaled: Tensor, rows: Sequence[RowSampling]) -> _Candidates:
     for i, (start, end) in enumerate(pairwise(bounds)):
         kept = _without_surplus(values[start:end], floors[i], counts[i])
         ids[i, : counts[i]] = columns[start:end][kept]
-        weights[i, : counts[i]] = np.exp(values[start:end][kept])
+        weights[i, : counts[i]] = np.exp(values[start:end][kept], dtype=np.float64)
     return _Candidates(torch.from_numpy(ids), torch.from_numpy(weights))
 
 
-def _without_surplus(values: Float64Array, floor: float, count: int) -> IntArray:
+def _without_surplus(values: Float32Array, floor: np.float32, count: int) -> IntArray:
     """Indices of ``count`` values, ascending, leaving out the last ones that equal ``floor``."""
     ties = np.flatnonzero(values == floor)
     surplus = len(values) - count
     return np.delete(np.arange(len(values)), ties[len(ties) - surplus :])
 
 
-def _heads(scaled: Tensor, rows: Sequence[RowSampling]) -> tuple[IntArray, Float64Array]:
+def _heads(scaled: Tensor, rows: Sequence[RowSampling], width: int) -> tuple[IntArray, Float32Array]:
     """How many tokens each row keeps and the score of the last one. Sorts no more of the vocabulary than needed."""
     vocab = scaled.shape[1]
-    totals: Float64Array = scaled.exp().sum(dim=-1).cpu().numpy()
     limits = [row.params.top_k if 0 < row.params.top_k < vocab else vocab for row in rows]
-    width = min(vocab, max([FIRST_WIDTH, *(limit for limit in limits if limit < vocab)]))
-    while True:
-        head: Float64Array = scaled.topk(width, dim=-1).values.cpu().numpy()
-        counts = np.zeros(len(rows), dtype=np.int64)
-        for i, row in enumerate(rows):
-            weights = np.exp(head[i, : limits[i]])
-            mass = float(totals[i] if limits[i] == vocab else weights.sum())
-            counts[i] = _head(weights, mass, row.params.top_p, row.params.min_p)
-        if width == vocab or all(count < width or limit <= width for count, limit in zip(counts, limits, strict=True)):
-            return counts, head[np.arange(len(rows)), counts - 1]
-        width = min(vocab, width * 16)
+    width = min(vocab, max([width, *(limit for limit in limits if limit < vocab)]))
+    head: Float32Array = scaled.topk(width, dim=-1).values.cpu().numpy()
+    masses: Float64Array = scaled.exp().sum(dim=-1, dtype=torch.float64).cpu().numpy()
+    counts = np.zeros(len(rows), dtype=np.int64)
+    for i, row in enumerate(rows):
+        weights = np.exp(head[i, : limits[i]], dtype=np.float64)
+        mass = float(masses[i] if limits[i] == vocab else weights.sum())
+        counts[i] = _head(weights, mass, row.params.top_p, row.params.min_p)
+    floors = head[np.arange(len(rows)), counts - 1]
+    open_end = [i for i, limit in enumerate(limits) if counts[i] == width < limit]
+    if open_end:
+        counts[open_end], floors[open_end] = _heads(scaled[open_end], [rows[i] for i in open_end], width * 16)
+    return counts, floors
 
 
 def _head(weights: Float64Array, mass: float, top_p: float, min_p: float) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,34 +11,54 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...errors import ModelError, UnsupportedModel
 from .attention.forward_context import ATTENTION_NAME, AttentionCall, forward_context
-from .attention.kv_tensors import LayerGeometry
+from .attention.kv_tensors import KVTensors, LayerGeometry
+from .attention.paged_context import PagedContext
 from .attention.torch_backend import TorchBackend
 from .runner import Row
 
-_PROBE_TOKENS = 8
+_BLOCK_SIZE = 4
+_FIRST = (5, 6, 7, 8, 9, 10, 11, 12)
+_SECOND = (12, 3, 9, 4)
+_SPLIT = 2
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 def probe(model: PreTrainedModel) -> tuple[LayerGeometry, ...]:
-    """Run ``model`` twice on a few tokens, by its own attention and through the interface, and compare.
+    """Let ``model`` compute two short texts by its own attention and on a small paged cache, and compare.
 
+    On the cache the first text comes in two chunks and the second one shares a step with it. A model that keeps state
+    beyond K and V, or mixes tokens in a way that the attention interface does not carry, gives other logits there.
     Leaves the model set to call :func:`~octavo.engine.model.attention.forward_context.paged_attention`.
 
     :returns: the geometry of each layer, in layer order.
-    :raises UnsupportedModel: when its attention is not (wholly) in the interface, when it keeps state beyond K and V,
-        or when the two results differ; the message names the model class and the reason.
+    :raises UnsupportedModel: when its attention is not (wholly) in the interface, when it keeps other state, or when
+        the two results differ; the message names the model class and the reason.
     """
     name = type(model).__name__
-    _refuse_by_declaration(model, name)
-    tokens = torch.arange(_PROBE_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
-    with torch.inference_mode():
-        expected = _logits(model, "eager", tokens)
-        recorder = _Recorder(model.device)
-        with forward_context(recorder):
-            got = _logits(model, ATTENTION_NAME, tokens)
-    geometry = recorder.geometry(model.config, name)
-    _require_equal(got, expected, 1e-3 if model.dtype == torch.float32 else 0.1, name)
+    _refuse_by_declaration(model.config.get_text_config(), name)
+    try:
+        with torch.inference_mode():
+            return _compare(model, name)
+    except ModelError:
+        raise
+    except Exception as error:  # a family that the interface does not fit fails in whatever way it likes
+        raise UnsupportedModel(f"{name}: it does not run on a paged cache: {error!r}") from error
+
+
+def _compare(model: PreTrainedModel, name: str) -> tuple[LayerGeometry, ...]:
+    vocab = int(model.config.get_text_config().vocab_size)
+    first, second = ([token % vocab for token in text] for text in (_FIRST, _SECOND))
+    expected = [_own_logits(model, text) for text in (first, second)]
+    model.set_attn_implementation(ATTENTION_NAME)
+    recorder = _Recorder(model.device)
+    with forward_context(recorder):
+        _logits(model, first, range(len(first)))
+    geometry = recorder.geometry(model.config.get_text_config(), name)
+    kv = KVTensors(geometry, 3, _BLOCK_SIZE, dtype=model.dtype, device=model.device, poison=True)
+    head = _paged_logits(model, kv, [(first, 0, _SPLIT, (2, 0))])
+    both = _paged_logits(model, kv, [(first, _SPLIT, len(first), (2, 0)), (second, 0, len(second), (1,))])
+    _require_equal(torch.cat((head, both)), torch.cat(expected), 1e-3 if model.dtype == torch.float32 else 0.1, name)
     return geometry
 
 
@@ -70,10 +92,7 @@ def _rope_parameters(config: PreTrainedConfig) -> list[dict[str, object]]:
     return nested or [rope]
 
 
-def _refuse_by_declaration(model: PreTrainedModel, name: str) -> None:
-    config = model.config.get_text_config()
-    if not model.is_backend_compatible():  # type: ignore[no-untyped-call]  # as Transformers has it
-        raise UnsupportedModel(f"{name}: its attention does not go through Transformers' attention interface")
+def _refuse_by_declaration(config: PreTrainedConfig, name: str) -> None:
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{name}: encoder-decoder models are not supported")
     strange = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
@@ -83,12 +102,33 @@ def _refuse_by_declaration(model: PreTrainedModel, name: str) -> None:
         )
 
 
-def _logits(model: PreTrainedModel, attention: str, tokens: Tensor) -> Tensor:
-    model.set_attn_implementation(attention)
-    positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-    logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
-    if not isinstance(logits, Tensor):
-        raise UnsupportedModel(f"{type(model).__name__}: its forward returns no logits")
+def _own_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
+    model.set_attn_implementation("eager")
+    return _logits(model, tokens, range(len(tokens)))
+
+
+def _paged_logits(
+    model: PreTrainedModel, kv: KVTensors, parts: Sequence[tuple[Sequence[int], int, int, tuple[int, ...]]]
+) -> Tensor:
+    """Logits of one step over (text, from, to, blocks)."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    rows: list[Row] = []
+    for text, start, stop, blocks in parts:
+        table = np.array(blocks, dtype=np.int32)[: -(-stop // _BLOCK_SIZE)]
+        rows.append(Row(len(tokens), stop - start, stop, table, None))
+        tokens += text[start:stop]
+        positions += range(start, stop)
+        slots += [blocks[p // _BLOCK_SIZE] * _BLOCK_SIZE + p % _BLOCK_SIZE for p in range(start, stop)]
+    plan = TorchBackend(model.device).plan(rows, _BLOCK_SIZE)
+    with forward_context(PagedContext(kv, plan, torch.tensor(slots, device=model.device))):
+        return _logits(model, tokens, positions)
+
+
+def _logits(model: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+    ids, places = (torch.tensor([list(numbers)], device=model.device) for numbers in (tokens, positions))
+    logits: Tensor = model(input_ids=ids, position_ids=places, use_cache=False).logits
     return logits[0].float()
 
 
@@ -108,7 +148,13 @@ class _Recorder:
         return step.attend(query, call.key.transpose(1, 2), call.value.transpose(1, 2), call.options).unsqueeze(0)
 
     def geometry(self, config: PreTrainedConfig, name: str) -> tuple[LayerGeometry, ...]:
-        layers = list(range(config.get_text_config().num_hidden_layers))
+        """What came by, in layer order.
+
+        :raises UnsupportedModel: unless there was one plain causal call for each layer.
+        """
+        if not self._calls:
+            raise UnsupportedModel(f"{name}: its attention does not go through Transformers' attention interface")
+        layers = list(range(config.num_hidden_layers))
         called = sorted(call.layer for call in self._calls)
         if called != layers:
             raise UnsupportedModel(
@@ -125,7 +171,7 @@ class _Recorder:
             raise UnsupportedModel(f"{name}: its attention depends on {', '.join(call.surprises)}")
         if not call.causal:
             raise UnsupportedModel(f"{name}: its attention is not causal in layer {call.layer}")
-        types = getattr(config.get_text_config(), "layer_types", None)
+        types = getattr(config, "layer_types", None)
         slides = types is not None and types[call.layer] == "sliding_attention"
         if slides and call.options.window is None:
             raise UnsupportedModel(f"{name}: layer {call.layer} has a sliding window that it does not pass on")
@@ -137,6 +183,6 @@ def _require_equal(got: Tensor, expected: Tensor, tolerance: float, name: str) -
     scale = expected.std() + expected.abs().mean()
     if not worst <= tolerance * scale:
         raise UnsupportedModel(
-            f"{name}: through the attention interface its logits differ from its own by {worst:.2g}; "
-            "its attention holds something that the interface does not carry"
+            f"{name}: on a paged cache its logits differ from its own by {worst:.2g}; "
+            "it keeps state beyond K and V, or mixes tokens outside the attention interface"
         )

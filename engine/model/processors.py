@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .runner import RowSampling
+from .runner import Float32Array, RowSampling
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
@@ -109,6 +109,6 @@ _PROCESSORS: tuple[tuple[Callable[[RowSampling, int], Cells], Callable[[Tensor, 
 )
 
 
-def to_device(array: Float64Array | IntArray, like: Tensor) -> Tensor:
+def to_device(array: Float64Array | Float32Array | IntArray, like: Tensor) -> Tensor:
     """A tensor with the array's values and dtype on the device of ``like``."""
     return torch.from_numpy(array).to(like.device)

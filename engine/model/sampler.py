@@ -92,17 +92,23 @@ def _errors(norm: Tensor, scores: Tensor) -> list[str | None]:
 
 def _choose(scores: Tensor, rows: Sequence[RowSampling], errors: Sequence[str | None]) -> list[list[int]]:
     """The chosen ids of each row, one per seed; none for faulty rows and for beams."""
-    best: list[int] = scores.argmax(dim=-1).tolist()
-    live = [i for i, row in enumerate(rows) if errors[i] is None and row.beam_candidates == 0]
-    drawing = [i for i in live if rows[i].seeds and not rows[i].params.greedy]
+    live = [i for i, row in enumerate(rows) if row.seeds and errors[i] is None and row.beam_candidates == 0]
+    greedy = [i for i in live if rows[i].params.greedy]
+    drawing = [i for i in live if not rows[i].params.greedy]
     chosen: list[list[int]] = [[] for _ in rows]
-    for i in live:
-        chosen[i] = [best[i]] * len(rows[i].seeds)
+    if greedy:
+        best: list[int] = _part(scores, greedy).argmax(dim=-1).tolist()
+        for i, token in zip(greedy, best, strict=True):
+            chosen[i] = [token] * len(rows[i].seeds)
     if drawing:
-        drawn = draw(scores if len(drawing) == len(rows) else scores[drawing], [rows[i] for i in drawing])
-        for i, ids in zip(drawing, drawn, strict=True):
-            chosen[i] = ids
+        for i, tokens in zip(drawing, draw(_part(scores, drawing), [rows[i] for i in drawing]), strict=True):
+            chosen[i] = tokens
     return chosen
+
+
+def _part(scores: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows; without a copy when it is all of them."""
+    return scores if len(rows) == len(scores) else scores[rows]
 
 
 def _gather_logprobs(raw: Tensor, norm: Tensor, chosen: Sequence[Sequence[int]]) -> list[list[float]]:

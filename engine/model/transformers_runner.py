@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...errors import ModelError
-from .attention import StepAttention, make_backend
-from .attention.forward_context import AttentionCall, forward_context
+from .attention import make_backend
+from .attention.forward_context import forward_context
 from .attention.kv_tensors import KVTensors
+from .attention.paged_context import PagedContext
 from .probe import probe, usable_context
 from .runner import Int64Array, ModelInfo, PromptScore, Row, RowOutput, StepInput, StepOutput
 from .sampler import Sampler
@@ -124,7 +125,7 @@ class TransformersRunner:
 
     def _forward(self, model: PreTrainedModel, kv: KVTensors, step: StepInput, positions: Int64Array) -> Tensor:
         """:returns: float32 logits at ``positions`` of the packed tokens, shape [len(positions), V]."""
-        context = _StepContext(kv, self._backend.plan(step.rows, kv.block_size), self._to_device(step.slots))
+        context = PagedContext(kv, self._backend.plan(step.rows, kv.block_size), self._to_device(step.slots))
         keep = self._to_device(positions)
         with forward_context(context):
             output = model(
@@ -154,21 +155,6 @@ class TransformersRunner:
 
     def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self._device)
-
-
-class _StepContext:
-    """Forward context of a step: store the new K and V of a layer, then attend over the cache."""
-
-    def __init__(self, kv: KVTensors, attention: StepAttention, slots: Tensor) -> None:
-        self._kv = kv
-        self._attention = attention
-        self._slots = slots
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        layer, options = call.layer, call.options
-        query, key, value = (tensor[0].transpose(0, 1) for tensor in (call.query, call.key, call.value))
-        self._kv.write(layer, self._slots, key, value)
-        return self._attention.attend(query, self._kv.keys(layer), self._kv.values(layer), options).unsqueeze(0)
 
 
 class _Wanted(NamedTuple):

@@ -1,14 +1,14 @@
 """What the cache's bookkeeping costs, without any model: octavo beside the usual hash-chain manager (``yardstick.py``).
 
-    python examples/benchmarks/bookkeeping.py            # a table; some minutes
+    python examples/benchmarks/bookkeeping.py            # a table; half a minute
     python examples/benchmarks/bookkeeping.py --quick    # seconds, short prompts and few repetitions
     python examples/benchmarks/bookkeeping.py --json     # the same numbers for machines, on stdout
 
-64 prompts share the first half of their tokens. Both sides do the same acts in turn, prompt by prompt, in one
-process; medians in microseconds. *admit*: look up the prefix, hold it, allocate the rest (the yardstick's hashing is
-a part of it). *commit*: the prompt is computed, publish its blocks. *rehit*: admit the same prompts again. *churn*:
-admit, commit and finish distinct prompts in a pool that holds a quarter of them. *decode*: one token, with its share
-of new blocks and of publishing them, mean of 160. Prompts come encoded; *encode* shows that step apart.
+64 prompts share the first half of their tokens. Both sides do the same acts in one process, round by round in turn;
+medians in microseconds. *admit*: look up the prefix, hold it, allocate the rest (the yardstick's hashing is a part of
+it). *commit*: the prompt is computed, publish its blocks. *rehit*: admit the same prompts again. *churn*: admit,
+commit and finish distinct prompts in a pool that holds a quarter of them. *decode*: one token, with its share of new
+blocks and of publishing them, mean of 160. Prompts come encoded; *encode* shows that step apart.
 """
 
 from __future__ import annotations
@@ -222,8 +222,8 @@ def measure_churn(tokens: int, rounds: int, random: Random) -> Iterator[Result]:
     with _quiet():
         pair: Pair = (Track(Octavo(pool), prompts), Track(Yardstick(pool), prompts))
         for turn in range(rounds + 1):  # the first fills the pool
-            for index in range(PROMPTS):
-                for track in pair:
+            for track in pair:
+                for index in range(PROMPTS):
                     track.whole(index, "churn" if turn else "filling")
     yield _compare(tokens, "churn", pair)
 
@@ -335,14 +335,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _live(pair: Pair, admit: str, commit: str, finish: str) -> None:
-    """All prompts come, run together, and go; both sides in turn at each act."""
-    for index in range(PROMPTS):
-        for track in pair:
+    """All prompts come, run together, and go; first on one side, then on the other."""
+    for track in pair:
+        for index in range(PROMPTS):
             track.admit(index, admit)
-        for track in pair:
             track.commit(index, commit)
-    for index in range(PROMPTS):
-        for track in pair:
+        for index in range(PROMPTS):
             track.finish(index, finish)
 
 

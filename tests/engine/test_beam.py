@@ -239,6 +239,25 @@ def test_never_uses_the_greatest_length_and_false_the_present_one() -> None:
     assert not greatest.advance(second).finished
 
 
+def test_never_uses_the_present_length_when_penalties_are_negative() -> None:
+    """Longer is worse then: the best live beam beats -1.8 now, with -0.8 * 2, and could not with -0.8 * 8."""
+    first = [scripted((0, -0.5), (4, -0.6), (5, -1.1), (6, -1.2))]
+    second = [scripted((0, -0.3), (7, -0.2), (8, -4.0), (9, -5.0)), scripted((3, -9.0))]
+    beams = make(early_stopping="never", length_penalty=-1.0)
+    beams.advance(first)
+    assert not beams.advance(second).finished
+    assert [hypothesis.score for hypothesis in beams.results()] == pytest.approx([-0.5, -1.8])
+
+
+@pytest.mark.parametrize(("logprob", "finished"), [(-0.5, True), (-0.375, False)])
+def test_a_live_beam_must_beat_the_worst_hypothesis(logprob: float, *, finished: bool) -> None:
+    """The worst has -1 in the end; the best live beam equals it, or is better."""
+    beams = make(length_penalty=0.0)
+    beams.advance([scripted((0, -0.25), (4, -0.5), (5, -4.0))])
+    step = beams.advance([scripted((0, -0.5), (7, logprob)), scripted((3, -9.0))])
+    assert step.finished is finished
+
+
 def test_last_token_finishes_ends_and_open_beams_alike() -> None:
     beams = make(max_tokens=1)
     step = beams.advance([scripted((4, -0.5), (0, -1.0), (7, -1.5))])

@@ -181,7 +181,16 @@ def test_a_call_reaches_the_context_with_what_it_asked_for() -> None:
     listener, sinks = Listener(), torch.rand(2)
     with forward_context(listener):
         out, weights = paged_attention(
-            Layer(), *QKV, None, scaling=0.5, sliding_window=7, softcap=2.0, s_aux=sinks, use_cache=False
+            Layer(),
+            QKV[0],
+            QKV[1],
+            QKV[2],
+            None,
+            scaling=0.5,
+            sliding_window=7,
+            softcap=2.0,
+            s_aux=sinks,
+            use_cache=False,
         )
     (call,) = listener.calls
     assert (call.layer, call.options) == (3, AttentionOptions(0.5, 7, 2.0, sinks))
@@ -192,24 +201,26 @@ def test_a_call_reaches_the_context_with_what_it_asked_for() -> None:
 def test_scaling_defaults_to_the_root_of_the_head_size() -> None:
     listener = Listener()
     with forward_context(listener):
-        paged_attention(Layer(), *QKV)
+        paged_attention(Layer(), QKV[0], QKV[1], QKV[2])
     assert listener.calls[0].options.scaling == 0.25
 
 
 def test_tensors_that_would_be_ignored_are_named() -> None:
     listener = Listener()
     with forward_context(listener):
-        paged_attention(Layer(), *QKV, torch.zeros(1), position_bias=torch.zeros(1), position_ids=torch.zeros(1))
+        paged_attention(
+            Layer(), QKV[0], QKV[1], QKV[2], torch.zeros(1), position_bias=torch.zeros(1), position_ids=torch.zeros(1)
+        )
     assert sorted(listener.calls[0].surprises) == ["attention_mask", "position_bias"]
 
 
 def test_outside_a_context_the_model_says_whose_it_is() -> None:
     with pytest.raises(ModelError, match="runner"):
-        paged_attention(Layer(), *QKV)
+        paged_attention(Layer(), QKV[0], QKV[1], QKV[2])
 
 
 def test_a_failing_pass_leaves_no_context_behind() -> None:
     with pytest.raises(ZeroDivisionError), forward_context(Listener()):
         raise ZeroDivisionError
     with pytest.raises(ModelError):
-        paged_attention(Layer(), *QKV)
+        paged_attention(Layer(), QKV[0], QKV[1], QKV[2])

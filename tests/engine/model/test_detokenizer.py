@@ -181,6 +181,7 @@ ENDLESS = {
     "genuine U+FFFD as one token": (BYTE_FALLBACK, BYTE_FALLBACK.encode("\ufffd")[1:] * 500),
     "words": (BYTE_LEVEL, BYTE_LEVEL.encode("again " * 250)),
     "spaces": (BYTE_FALLBACK, BYTE_FALLBACK.encode("  ")[:1] * 500),
+    "spaces that vanish at the start": (CODECS["metaspace"], [3] * 500),
     "skipped special tokens": (BYTE_LEVEL, [1] * 500),
     "unknown ids": (BYTE_LEVEL, [100_000] * 500),
 }
@@ -210,6 +211,8 @@ def test_a_character_comes_with_its_last_byte() -> None:
 def test_special_tokens_between_the_bytes_of_a_character() -> None:
     first, *rest = level_ids("€".encode())
     assert "".join(pieces(BYTE_LEVEL, [first, *[1] * 30, *rest])) == "€"
+    lead, *others = fallback_ids("€".encode())
+    assert "".join(pieces(BYTE_FALLBACK, [lead, *[1] * 30, *others])) == "€"
     assert "".join(pieces(BYTE_LEVEL, [first, 1, *rest], skip=False)) == "\ufffd</s>\ufffd\ufffd"
 
 

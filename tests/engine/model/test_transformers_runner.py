@@ -8,11 +8,20 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from octavo.engine.model import transformers_runner
 from octavo.engine.model.attention.forward_context import ATTENTION_NAME
-from octavo.engine.model.runner import Int32Array, PromptScore, Row, RowOutput, RowSampling, SampledToken, StepInput
+from octavo.engine.model.runner import (
+    Int32Array,
+    Int64Array,
+    PromptScore,
+    Row,
+    RowOutput,
+    RowSampling,
+    SampledToken,
+    StepInput,
+)
 from octavo.engine.model.transformers_runner import TransformersRunner
 from octavo.engine.request import SamplingParams
 from octavo.errors import ModelError, UnsupportedModel
@@ -22,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 VOCAB = 97
 CPU = torch.device("cpu")
 NO_COPIES = np.zeros((0, 2), dtype=np.int32)
-TINY = {
+TINY: dict[str, object] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 64,
@@ -35,8 +44,8 @@ TINY = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-GEMMA = {"sliding_window": 6, "head_dim": 12, "num_hidden_layers": 4, "query_pre_attn_scalar": 12}
-MOE = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
+GEMMA: dict[str, object] = {"sliding_window": 6, "head_dim": 12, "num_hidden_layers": 4, "query_pre_attn_scalar": 12}
+MOE: dict[str, object] = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
 ROPE_GPT_OSS = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -99,11 +108,13 @@ class ShowingSampler:
 class Driver:
     """What the engine would do: keeps token lists and block tables of sequences, and packs them into steps."""
 
-    def __init__(self, model: PreTrainedModel, *, num_blocks: int = 64, block_size: int = 4, seed: int = 0) -> None:
-        self.runner = make_runner(model)
+    def __init__(
+        self, model: PreTrainedModel | TransformersRunner, *, num_blocks: int = 64, block_size: int = 4
+    ) -> None:
+        self.runner = model if isinstance(model, TransformersRunner) else make_runner(model)
         self.runner.allocate(num_blocks, block_size)
         self.block_size = block_size
-        self.free = np.random.default_rng(seed).permutation(num_blocks).astype(np.int32).tolist()
+        self.free = np.random.default_rng(0).permutation(num_blocks).tolist()
         self.tokens: list[list[int]] = []
         self.tables: list[list[int]] = []
 
@@ -129,7 +140,7 @@ class Driver:
         self.last = self.runner.execute(step)
         return list(sampler.shown)
 
-    def row(self, sequence: int, first: int, count: int) -> tuple[Row, Int32Array, Int32Array, np.ndarray]:  # type: ignore[type-arg]
+    def row(self, sequence: int, first: int, count: int) -> tuple[Row, Int32Array, Int32Array, Int64Array]:
         context = first + count
         table = self.tables[sequence]
         while len(table) * self.block_size < context:
@@ -174,8 +185,10 @@ def build(
 ) -> PreTrainedModel:
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **{**TINY, **(extra or {})})
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
-    return model.eval()
+    model: object = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")  # type: ignore[no-untyped-call]
+    assert isinstance(model, PreTrainedModel)
+    model.train(mode=False)
+    return model
 
 
 def eager_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
@@ -245,6 +258,7 @@ def test_mixed_steps_equal_the_model_itself_and_so_does_greedy_decoding(family: 
         ("bloom", {}, "BloomForCausalLM.*attention interface"),
         ("mamba", {}, "MambaForCausalLM"),
         ("recurrent_gemma", {}, "RecurrentGemmaForCausalLM.*linear_attention"),
+        ("falcon_h1", {}, "FalconH1ForCausalLM.*hybrid"),
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, "Lfm2ForCausalLM.*conv"),
         ("llama4_text", {}, "Llama4ForCausalLM.*chunked_attention"),
     ],
@@ -258,22 +272,42 @@ def test_families_that_cannot_live_on_a_paged_cache_are_refused_by_name(
 
 def test_a_layer_that_is_not_called_once_is_refused() -> None:
     model = build("llama")
-    model.get_submodule("model.layers.1.self_attn").layer_idx = 0
+    vars(model.get_submodule("model.layers.1.self_attn"))["layer_idx"] = 0
     with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM.*\[0, 0\] where \[0, 1\]"):
         make_runner(model)
 
 
 def test_attention_that_is_not_causal_is_refused() -> None:
     model = build("llama")
-    model.get_submodule("model.layers.1.self_attn").is_causal = False
+    vars(model.get_submodule("model.layers.1.self_attn"))["is_causal"] = False
     with pytest.raises(UnsupportedModel, match="not causal in layer 1"):
         make_runner(model)
 
 
 def test_a_window_that_is_not_passed_on_is_refused() -> None:
-    model = build("mistral")
+    model = build("mistral", {"sliding_window": None})
     model.config.layer_types = ["full_attention", "sliding_attention"]
     with pytest.raises(UnsupportedModel, match="layer 1 has a sliding window"):
+        make_runner(model)
+
+
+def test_a_model_that_mixes_tokens_beside_attention_is_refused() -> None:
+    model = build("llama")
+    mix = model.get_submodule("model.layers.0.mlp")
+    mix.register_forward_hook(lambda _module, _args, output: output + output.cumsum(dim=1))
+    with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM.*state beyond K and V"):
+        make_runner(model)
+
+
+def test_a_model_that_needs_more_than_tokens_and_positions_is_refused() -> None:
+    model = build("llama")
+
+    def need(module: torch.nn.Module, args: object, kwargs: dict[str, object]) -> None:
+        if kwargs["cache"] is None:
+            raise KeyError("cache")
+
+    model.get_submodule("model.layers.0").register_forward_pre_hook(need, with_kwargs=True)
+    with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM.*does not run.*cache"):
         make_runner(model)
 
 
@@ -284,7 +318,7 @@ def test_a_model_whose_own_attention_says_something_else_is_refused() -> None:
         return output if model.config._attn_implementation == ATTENTION_NAME else output.flip(-1)
 
     model.get_submodule("model.layers.0.self_attn.v_proj").register_forward_hook(skew)
-    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM.*differ"):
+    with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM.*differ"):
         make_runner(model)
 
 
@@ -427,8 +461,8 @@ def test_the_head_runs_only_where_logits_are_wanted() -> None:
     model = build("llama")
     driver = Driver(model)
     seen = head_inputs(model)
-    for tokens in (prompt(20), prompt(9)):
-        driver.add(tokens)
+    for text in (prompt(20), prompt(9)):
+        driver.add(text)
     chunk, tokens, positions, slots = driver.row(0, 0, 20)
     step = StepInput(tokens, positions, slots, (chunk._replace(sampling=None, prompt_targets=None),), NO_COPIES)
     assert driver.runner.execute(step).rows == (RowOutput(),)
@@ -446,9 +480,7 @@ def test_bfloat16_runs_close_to_the_model_itself() -> None:
     tokens = prompt(24)
     expected = eager_logits(model, tokens)
     runner = make_runner(model, dtype=torch.bfloat16)
-    runner.allocate(64, 4)
-    driver = Driver(build("llama"))
-    driver.runner = runner
+    driver = Driver(runner)
     driver.add(tokens)
     got = torch.cat([driver.step([(0, 0, 15)])[0], driver.step([(0, 15, 9)])[0]])
     assert got.dtype == torch.float32
@@ -530,9 +562,7 @@ def test_timings_come_from_the_clock_that_was_given() -> None:
         dtype=torch.float32,
         clock=lambda: next(ticks),
     )
-    runner.allocate(8, 4)
-    driver = Driver(build("llama"))
-    driver.runner = runner
+    driver = Driver(runner)
     driver.add(prompt(3))
     driver.step([(0, 0, 3)])
     assert driver.last.timings == {"forward": 3.0, "sample": 1.0}
@@ -560,11 +590,9 @@ def test_real_sampler_gives_logprobs_of_each_prompt_token_and_of_the_drawn_one()
 
 
 def test_real_sampler_never_draws_an_id_beyond_the_tokenizer() -> None:
-    config = LlamaConfig(**{**TINY, "tie_word_embeddings": False})
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config).eval()
+    model = build("llama")
     with torch.no_grad():
-        model.lm_head.weight[90] = 10 * model.lm_head.weight[:90].abs().max()
+        model.get_parameter("lm_head.weight")[90] *= 100
     loud = eager_logits(model, [5])[-1]
     free, bound = (make_runner(model, vocab_limit=limit) for limit in (None, 80))
     drawn = []

@@ -1,0 +1,167 @@
+"""Fixtures for tests of the whole engine over the fake model.
+
+The engines that ``engine_of`` opens run their steps in the event loop instead of a thread, so that a test decides what happens
+between and during steps: ``on_step(number)`` is awaited when step ``number`` is planned and not yet executed, which is where
+calls from outside arrive in life. Steps are counted from 1. On leaving, the engine must be idle and its books clean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import anyio
+import pytest
+
+from octavo import AsyncEngine, EngineConfig, RequestOutput, SamplingParams
+from octavo.engine import async_engine
+from octavo.engine.generation import Generation
+from octavo.engine.model.runner import StepInput
+from octavo.engine.model.text import TextCodec
+from octavo.engine.testing import FakeRunner
+from octavo.errors import CensusFailed
+
+OnStep = Callable[[int], Awaitable[None]]
+EngineOf = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
+Alone = Callable[..., Awaitable[list[RequestOutput]]]
+Read = Callable[[Generation], Awaitable[list[RequestOutput]]]
+PATIENCE = 60.0
+"""Seconds after which a test that hangs is told so; no result depends on it."""
+
+
+class InlineThread:
+    """Stands in for the model thread: calls run in the event loop."""
+
+    on_step: OnStep | None = None
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    async def call(self, function: Callable[..., object], *args: object) -> object:
+        if args and isinstance(args[0], StepInput):
+            self.steps += 1
+            if self.on_step is not None:
+                await self.on_step(self.steps)
+        await asyncio.sleep(0)  # readers get their turn, as in life
+        return function(*args)
+
+    async def close(self, timeout: float) -> bool:
+        return True
+
+
+class FakeClock:
+    """Seconds that pass only when told to, and ``step`` with every look."""
+
+    def __init__(self, step: float = 0.0) -> None:
+        self.now = 1000.0
+        self.step = step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def engine_of(monkeypatch: pytest.MonkeyPatch) -> EngineOf:
+    """``async with engine_of(runner=, codec=, clock=, on_step=, **config) as engine``."""
+
+    @asynccontextmanager
+    async def opened(
+        *,
+        runner: FakeRunner | None = None,
+        codec: TextCodec | None = None,
+        clock: Callable[[], float] | None = None,
+        on_step: OnStep | None = None,
+        **config: object,
+    ) -> AsyncIterator[AsyncEngine]:
+        thread = InlineThread()
+        thread.on_step = on_step
+        settings = EngineConfig(**{"num_blocks": 64, "block_size": 4, "check_every_step": True} | config)  # type: ignore[arg-type]  # names come from tests
+        engine = AsyncEngine(runner=runner or FakeRunner(), codec=codec, config=settings, clock=clock or FakeClock())
+        failures: list[str] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(async_engine, "ModelThread", lambda: thread)
+            await engine.__aenter__()
+
+        def check() -> None:
+            try:
+                engine.census()
+            except CensusFailed as error:
+                failures.append(f"step {thread.steps}: {error}")
+
+        recover = engine._loop._recover
+
+        def recovered(error: Exception) -> None:
+            failures.append(f"the loop failed: {error!r}")
+            recover(error)
+
+        monkeypatch.setattr(engine._loop, "_check", check)
+        monkeypatch.setattr(engine._loop, "_recover", recovered)
+        try:
+            with anyio.fail_after(PATIENCE):
+                yield engine
+                await engine._loop.wait_idle()
+            assert_idle(engine)
+            assert failures == []
+        finally:
+            thread.on_step = None
+            await engine.__aexit__(None, None, None)
+
+    return opened
+
+
+def assert_idle(engine: AsyncEngine) -> None:
+    """Nothing is held, nothing waits, and the books are right."""
+    census, stats = engine.census(), engine.stats()
+    assert (census.held, census.in_transfer, stats.running, stats.waiting) == (0, 0, 0, 0)
+    assert engine._loop.groups == {}
+    assert not engine._loop.cache._sequences
+    assert len(engine._loop.cache._in_flight) == 0
+    assert census.free + census.idle == census.total
+    assert stats.submitted == sum(stats.finished.values())
+
+
+@pytest.fixture
+def alone(engine_of: EngineOf) -> Alone:
+    """The reference: the same request alone in a fresh engine with a large pool and without sharing."""
+
+    async def reference(
+        prompt: list[int] | str,
+        params: SamplingParams,
+        *,
+        codec: TextCodec | None = None,
+        vocab_size: int = 64,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> list[RequestOutput]:
+        runner = FakeRunner(vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        async with engine_of(
+            runner=runner, codec=codec, num_blocks=4096, max_batch_tokens=4096, enable_prefix_caching=False
+        ) as engine:
+            return await engine.complete(prompt, params)
+
+    return reference
+
+
+@pytest.fixture
+def read() -> Read:
+    """Read a stream to its end; the last output of each sample. The deltas must join to the whole, each token once."""
+
+    async def collect(generation: Generation) -> list[RequestOutput]:
+        last: dict[int, RequestOutput] = {}
+        async for output in generation:
+            before = last.get(output.index)
+            if before is not None:
+                assert before.finish_reason is None
+            assert output.token_ids == (before.token_ids if before else ()) + output.new_token_ids
+            assert output.text == (before.text if before else "") + output.text_delta
+            last[output.index] = output
+        assert all(output.finish_reason is not None for output in last.values())
+        return [last[index] for index in sorted(last)]
+
+    return collect

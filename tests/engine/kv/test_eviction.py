@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from octavo.engine.kv import CacheManager, EvictedRun, Namespace, Sequence, encode_tokens
+from octavo.engine.kv.eviction import ContainedPolicy, Ghosts
+from octavo.engine.kv.prefix_tree import Node
+from octavo.errors import OutOfBlocks
+from octavo.policies.eviction import Entry, EvictionPolicy, Lru
+
+SPACE = Namespace("w")
+BLOCK = 4
+
+
+class Fault(NamedTuple):
+    where: str
+    error: BaseException | str
+
+
+class Stage:
+    """A manager whose clock counts, and what it reported."""
+
+    def __init__(
+        self, blocks: int, policy: EvictionPolicy | None = None, hook: Callable[[EvictedRun], None] | None = None
+    ) -> None:
+        self.now = 0.0
+        self.faults: list[Fault] = []
+        self.manager = CacheManager(
+            blocks,
+            BLOCK,
+            policy or Lru(blocks),
+            clock=self.clock,
+            on_fault=lambda where, error: self.faults.append(Fault(where, error)),
+            hook=hook,
+        )
+        self._ids = 0
+
+    def clock(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def admit(self, tokens: list[int]) -> Sequence:
+        self._ids += 1
+        sequence = Sequence(self._ids, encode_tokens(tokens), SPACE, block_size=BLOCK)
+        self.manager.copied(self.manager.admit(sequence).copies)
+        return sequence
+
+    def serve(self, *tokens: int, blocks: int = 1) -> None:
+        """Compute and finish a prompt of ``blocks`` blocks that begins with ``tokens``."""
+        prompt = [*tokens, *[0] * (blocks * BLOCK - len(tokens))]
+        sequence = self.admit(prompt)
+        self.manager.commit(sequence, sequence.uncomputed, 1)
+        self.manager.finish(sequence)
+
+    def cached(self, *tokens: int) -> int:
+        """Whole cached blocks of a prompt, without touching anything."""
+        prompt = [*tokens, *[0] * (4 * BLOCK)]
+        return len(self.manager.tree.match(SPACE, encode_tokens(prompt).tobytes(), len(prompt)).ids)
+
+
+class Broken(Lru):
+    """Raises at every event, after it did its work."""
+
+    def on_insert(self, entry: Entry, now: float) -> None:
+        super().on_insert(entry, now)
+        raise RuntimeError("insert")
+
+    def on_extend(self, entry: Entry, blocks: int, now: float) -> None:
+        raise RuntimeError("extend")
+
+    def on_split(self, upper: Entry, lower: Entry, now: float) -> None:
+        raise RuntimeError("split")
+
+    def on_hit(self, entry: Entry, now: float) -> None:
+        super().on_hit(entry, now)
+        raise RuntimeError("hit")
+
+    def on_candidate(self, entry: Entry, now: float) -> None:
+        super().on_candidate(entry, now)
+        raise RuntimeError("candidate")
+
+    def on_held(self, entry: Entry) -> None:
+        super().on_held(entry)
+        raise RuntimeError("held")
+
+    def on_evict(self, entry: Entry, blocks: int, now: float) -> None:
+        super().on_evict(entry, blocks, now)
+        raise RuntimeError("evict")
+
+    def on_ghost_hit(self, depth: int, idle: float, now: float) -> None:
+        raise RuntimeError("ghost")
+
+    def victims(self, count: int, now: float) -> Iterator[Entry]:
+        raise RuntimeError("victims")
+
+
+def test_the_least_recently_used_goes_first_and_a_hit_makes_young() -> None:
+    stage = Stage(4)
+    for first in (1, 2, 3):
+        stage.serve(first)
+    stage.serve(1, 0, 0, 0, 9, blocks=2)  # a hit on 1; 2 is the oldest now
+    assert stage.manager.evict(1) == 1
+    assert [stage.cached(first) for first in (1, 2, 3)] == [1, 0, 1]
+
+
+def test_only_what_is_missing_is_evicted_and_from_the_tail() -> None:
+    stage = Stage(6)
+    stage.serve(1, blocks=4)
+    stage.serve(2)
+    stage.admit([7] * 9)  # three blocks, one is free
+    assert stage.cached(1) == 2
+    assert stage.cached(2) == 1
+    assert stage.manager.stats().evictions == {"allocate": 2}
+
+
+def test_a_parent_follows_when_its_children_are_gone() -> None:
+    stage = Stage(8)
+    stage.serve(1, 0, 0, 0, 5, blocks=2)
+    stage.serve(1, 0, 0, 0, 6, blocks=2)
+    assert stage.manager.evict(8) == 3
+    assert stage.manager.census().free == 8
+
+
+def test_what_is_referenced_stays() -> None:
+    stage = Stage(4)
+    sequence = stage.admit([1] * 5)
+    stage.manager.commit(sequence, 5, 1)
+    stage.serve(2)
+    assert stage.manager.evict(4) == 1
+    assert stage.cached(1, 1, 1, 1) == 1
+    with pytest.raises(OutOfBlocks):
+        stage.admit([3] * 13)
+    stage.manager.census()
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_evicting_nothing_evicts_nothing(count: int) -> None:
+    stage = Stage(4)
+    stage.serve(1)
+    assert stage.manager.evict(count) == 0
+    assert stage.cached(1) == 1
+
+
+@pytest.mark.parametrize(("low", "high", "freed"), [(2, 3, 0), (3, 3, 1), (3, 4, 2), (5, 9, 4), (3, 2, 0)])
+def test_the_background_tick_keeps_watermarks(low: int, high: int, freed: int) -> None:
+    stage = Stage(6)
+    for first in (1, 2, 3, 4):
+        stage.serve(first)
+    assert stage.manager.pool.free == 2
+    assert stage.manager.maybe_evict(low, high) == freed
+    assert stage.manager.pool.free == 2 + freed
+    assert stage.manager.stats().evictions == ({"watermark": freed} if freed else {})
+
+
+def test_the_hook_sees_what_leaves_before_it_can_be_reused() -> None:
+    runs: list[EvictedRun] = []
+
+    def hook(run: EvictedRun) -> None:
+        assert all(not stage.manager.pool.block(block).is_free for block in run.blocks)
+        runs.append(run)
+
+    stage = Stage(4, hook=hook)
+    stage.serve(1, 2, 3, 4, 5, blocks=3)
+    stage.manager.evict(2)
+    assert [list(memoryview(part).cast("i")) for part in (runs[0].prefix, runs[0].tokens)] == [
+        [1, 2, 3, 4],
+        [5, 0, 0, 0, 0, 0, 0, 0],
+    ]
+    assert (runs[0].namespace, runs[0].blocks, runs[0].reason) == (SPACE, (1, 2), "call")
+    stage.manager.evict(1)
+    assert (runs[1].prefix, runs[1].blocks) == (b"", (0,))
+
+
+def test_blocks_that_the_hook_pins_are_in_transfer_and_others_go_in_their_place() -> None:
+    stage = Stage(4, hook=lambda run: [stage.manager.pool.pin(block) for block in run.blocks[:1]] and None)
+    for first in (1, 2, 3, 4):
+        stage.serve(first)
+    assert stage.manager.evict(2) == 0
+    assert stage.manager.census().in_transfer == 4
+    assert stage.manager.try_admit(Sequence(99, encode_tokens([9]), SPACE, block_size=BLOCK)) is None
+    for block in range(4):
+        stage.manager.pool.unpin(block)
+    assert stage.manager.census().free == 4
+
+
+def test_a_raising_hook_costs_nothing_but_a_report() -> None:
+    def hook(run: EvictedRun) -> None:
+        raise OSError("disk full")
+
+    stage = Stage(1, hook=hook)
+    stage.serve(1)
+    stage.admit([2])
+    assert [fault.where for fault in stage.faults] == ["eviction hook"]
+    stage.manager.census()
+
+
+def test_a_policy_that_raises_everywhere_is_contained() -> None:
+    stage = Stage(5, Broken(5))
+    stage.serve(1, 0, 0, 0, 5, blocks=2)
+    stage.serve(1, 0, 0, 0, 6, blocks=2)
+    growing = stage.admit([3])
+    for _ in range(8):
+        stage.manager.extend(growing, 1)
+        stage.manager.commit(growing, 1, 3)
+    stage.manager.finish(growing)
+    stage.serve(1, 0, 0, 0, 6, blocks=3)
+    stage.manager.evict(3)
+    stage.serve(1, 0, 0, 0, 5, blocks=2)
+    stage.manager.census()
+    heard = {str(fault.error) for fault in stage.faults if isinstance(fault.error, RuntimeError)}
+    assert heard == {"insert", "extend", "split", "hit", "candidate", "held", "evict", "ghost", "victims"}
+    assert stage.manager.stats().policy_faults == len(stage.faults)
+
+
+@pytest.mark.parametrize("kind", ["nothing", "no entry", "held", "foreign", "gone"])
+def test_a_policy_that_names_the_wrong_thing_is_replaced_by_lru_for_that_call(kind: str) -> None:
+    class Wrong(Lru):
+        def victims(self, count: int, now: float) -> Iterator[Entry]:
+            wrong: dict[str, list[Entry | None]] = {
+                "nothing": [],
+                "no entry": [None],
+                "held": [held.node],
+                "foreign": [next(iter(other.manager.tree.candidates))],
+                "gone": [gone],
+            }
+            yield from wrong[kind]  # type: ignore[misc]  # the breach that is tested
+
+    other = Stage(4)
+    other.serve(1)
+    stage = Stage(6, Wrong(6))
+    stage.serve(8)
+    gone = next(iter(stage.manager.tree.candidates))
+    stage.manager.evict(1)
+    stage.faults.clear()
+    held = stage.admit([9] * 4)
+    stage.manager.commit(held, 4, 1)
+    for first in (1, 2, 3):
+        stage.serve(first)
+    assert stage.manager.evict(2) == 2
+    assert [stage.cached(first) for first in (1, 2, 3)] == [0, 0, 1]
+    assert stage.cached(9, 9, 9, 9) == 1
+    assert [fault.where for fault in stage.faults] == ["victims"]
+    stage.manager.census()
+
+
+def test_a_policy_that_raises_is_reported_once() -> None:
+    stage = Stage(2, Broken(2))
+    stage.serve(1)
+    stage.faults.clear()
+    assert stage.manager.evict(1) == 1
+    assert [fault.where for fault in stage.faults] == ["victims", "on_evict"]
+
+
+def test_a_policy_is_asked_again_while_it_makes_progress() -> None:
+    class OneByOne(Lru):
+        def victims(self, count: int, now: float) -> Iterator[Entry]:
+            for entry in super().victims(count, now):
+                yield entry
+                return
+
+    stage = Stage(6, OneByOne(6))
+    for first in (1, 2, 3):
+        stage.serve(first)
+    assert stage.manager.evict(3) == 3
+    assert stage.faults == []
+
+
+def test_interrupts_pass_through() -> None:
+    class Interrupted(Lru):
+        def on_insert(self, entry: Entry, now: float) -> None:
+            raise KeyboardInterrupt
+
+    contained = ContainedPolicy(Interrupted(1), lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        contained.on_insert(Entry(1, 4, 0.0, 0.0), 0.0)
+
+
+def test_ghosts_tell_when_something_evicted_is_wanted_again() -> None:
+    heard: list[tuple[int, float]] = []
+
+    class Listening(Lru):
+        def on_ghost_hit(self, depth: int, idle: float, now: float) -> None:
+            heard.append((depth, idle))
+
+    stage = Stage(4, Listening(4))
+    stage.serve(1, 0, 0, 0, 2, blocks=2)
+    stage.manager.evict(1)
+    evicted = stage.now
+    stage.serve(1, 0, 0, 0, 2, blocks=2)
+    assert [depth for depth, _ in heard] == [BLOCK]
+    assert 0 < heard[0][1] <= stage.now - evicted + 1
+    stats = stage.manager.stats()
+    assert (stats.evicted_then_wanted, stats.evicted_then_wanted_seconds) == (1, heard[0][1])
+
+
+def test_ghosts_are_bounded_and_forget_the_oldest() -> None:
+    """GROWTH-01."""
+    ghosts = Ghosts(bound=3)
+    for depth in range(5):
+        ghosts.remember(SPACE, depth, b"x", float(depth))
+    assert len(ghosts) == 3
+    assert ghosts.recall(SPACE, 1, b"x", 9.0) is None
+    assert ghosts.recall(SPACE, 2, b"x", 9.0) == 7.0
+    assert ghosts.recall(SPACE, 2, b"x", 9.0) is None
+    assert ghosts.recall(Namespace("v"), 3, b"x", 9.0) is None
+    assert (ghosts.hits, ghosts.gap_seconds) == (1, 7.0)
+
+
+def test_thousands_of_prompts_leave_nothing_behind() -> None:
+    """GROWTH-01: after many more prompts than fit, every container is bound by the pool."""
+    stage = Stage(8)
+    for number in range(3000):
+        stage.serve(number, blocks=1 + number % 3)
+    manager = stage.manager
+    nodes = list(manager.tree.nodes())
+    assert len(nodes) <= 8
+    assert len(manager.tree.candidates) <= 8
+    assert len(manager._ghosts) <= 8
+    assert len(manager._in_flight) == len(manager._sequences) == 0
+    assert all(isinstance(node, Node) and not node.locks for node in nodes)
+    assert manager.census().held == 0

@@ -1,0 +1,89 @@
+"""The benchmark runs, measures what it says, and its yardstick is a sound manager. No times are judged here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from random import Random
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks"
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"octavo_benchmark_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def bookkeeping() -> ModuleType:
+    return _load("bookkeeping")
+
+
+@pytest.fixture(scope="module")
+def yardstick() -> ModuleType:
+    return _load("yardstick")
+
+
+def test_each_act_is_measured_on_both_sides(bookkeeping: ModuleType) -> None:
+    results = list(bookkeeping.measure_acts(tokens=64, rounds=1, random=Random(1)))
+    results += bookkeeping.measure_churn(tokens=64, rounds=1, random=Random(1))
+    results += bookkeeping.measure_fragmented(tokens=64, random=Random(1))
+    acts = {result.act for result in results}
+    assert {"encode", "admit", "commit", "finish", "rehit", "churn"} <= acts
+    assert all(result.octavo > 0 and result.yardstick > 0 for result in results)
+
+
+def test_missed_targets_are_named(bookkeeping: ModuleType) -> None:
+    result, target = bookkeeping.Result, bookkeeping.TARGETS[512]
+    fast = [result(512, act, 1.0, float(target)) for act in ("admit", "rehit", "finish", "churn")]
+    whole = result(512, "admit + commit", 1.0, 32.0 * 10)  # 10 us for each of 32 blocks
+    decode = result(512, "decode", 1.0, 1.0, "1 running")
+    assert bookkeeping.missed_targets([*fast, whole, decode]) == []
+    slow = [result(512, "finish", 1.01, float(target)), whole, result(512, "decode", 1.01, 1.0, "1 running")]
+    assert [line.split()[0] for line in bookkeeping.missed_targets(slow)] == ["finish", "decode"]
+
+
+@pytest.mark.slow
+def test_command_line_gives_json(bookkeeping: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bookkeeping.main(["--quick", "--json"]) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert {line["act"] for line in output["results"]} >= {"admit", "rehit", "finish", "churn", "decode"}
+    assert isinstance(output["missed"], list)
+
+
+def test_yardstick_shares_frees_and_evicts(yardstick: ModuleType) -> None:
+    manager = yardstick.HashChainManager(6, 4)
+    first = manager.admit(yardstick.pack(range(12)))
+    assert first.computed == 0
+    manager.commit(first, 12, 99)
+    second = manager.admit(yardstick.pack(range(12)))
+    assert second.computed == 8  # the last token is always computed
+    assert second.blocks[:2] == first.blocks[:2]
+    with pytest.raises(MemoryError):
+        manager.admit(yardstick.pack([7] * 12))
+    manager.finish(first)
+    manager.finish(second)
+    assert manager._free.count == 6
+    other = manager.admit(yardstick.pack([7] * 24))  # everything that was cached is evicted
+    assert not manager._cached
+    assert len({block.block_id for block in other.blocks}) == 6
+
+
+def test_yardstick_publishes_what_it_decodes(yardstick: ModuleType) -> None:
+    manager = yardstick.HashChainManager(8, 4)
+    first = manager.admit(yardstick.pack([1, 2, 3]))
+    manager.commit(first, 3, 4)
+    for token in (5, 6, 7, 8):
+        manager.decode(first, token)
+    assert first.computed == 7
+    assert manager.admit(yardstick.pack([1, 2, 3, 4, 5])).computed == 4

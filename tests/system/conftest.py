@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from octavo import AsyncEngine
+from octavo.engine.kv import Census
+from octavo.engine.loop import StepLoop
+
+
+@pytest.fixture(autouse=True)
+def a_failed_self_check_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine only logs it; here it ends all requests with ``CensusFailed``."""
+
+    def check(loop: StepLoop) -> Census:
+        return loop.cache.census()
+
+    monkeypatch.setattr(StepLoop, "_check", check)
+
+
+@pytest.fixture
+def assert_at_rest() -> Callable[[AsyncEngine], None]:
+    """Nothing runs, nothing is held, the books are right."""
+
+    def check(engine: AsyncEngine) -> None:
+        census, stats = engine.census(), engine.stats()
+        assert (census.held, census.in_transfer) == (0, 0)
+        assert census.free + census.idle == census.total
+        assert (stats.running, stats.waiting, stats.failed_rows) == (0, 0, 0)
+        assert not engine._loop.groups
+
+    return check
