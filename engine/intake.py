@@ -168,7 +168,9 @@ class Intake:
                 f"{params.samples} sequences are asked for and this engine runs at most {most} side by side"
             )
         computed = prompt_tokens + max(params.max_tokens - 1, 0)  # the last token's K and V are never needed
-        shared = prompt_tokens // config.block_size if params.samples > 1 else 0
+        # beams run together or not at all; preempted ones come back to a shared prompt only if there is a prefix cache
+        sharing = params.samples > 1 and (config.enable_prefix_caching or params.beam_width == 1)
+        shared = prompt_tokens // config.block_size if sharing else 0
         needed = shared + params.samples * (-(-computed // config.block_size) - shared)
         if needed > config.num_blocks:
             raise NeverFits(

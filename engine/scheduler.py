@@ -103,7 +103,9 @@ class Scheduler:
         self._step += 1
         self._rank_all()
         self._plan_once()
-        while not self._plan and len(self._running_groups()) > 1:
+        for _ in self._running_groups():
+            if self._plan or not self.running or (not self.waiting and len(self._running_groups()) == 1):
+                break
             # everybody holds blocks that another one needs: the last in rank gives way
             self._preempt(max(self.running, key=self._key))
             self._plan_once()
@@ -123,6 +125,8 @@ class Scheduler:
                 self._plan_prefill(sample, others=len(prefills) > 1 or bool(self.waiting))
         self._admit()
         self._give_rest_to(prefills)
+        if not self._plan:  # perhaps beams came back that lack nothing but their last token
+            self._plan_decodes()
 
     def _plan_decodes(self) -> None:
         """One token for everyone who decodes; when they exceed the budget, for those who waited longest."""

@@ -24,8 +24,8 @@ class Block(NamedTuple):
 class BlockPool:
     """Hands out block ids and counts references to them.
 
-    A block is *free*, or *held* by at least one reference (a table entry or the prefix tree), or, with no reference left, *in
-    transfer* while a copy still reads it. The last reference or pin to go frees it.
+    A block is *free*, or *held* by at least one reference (a table entry or the prefix tree), or, with no reference
+    left, *in transfer* while a copy still reads it. The last reference or pin to go frees it.
 
     :raises InvalidRequest: never; sizes are checked by ``EngineConfig``.
     """
@@ -67,7 +67,7 @@ class BlockPool:
         return self._references[block_id]
 
     def allocate(self, count: int, after: int = -1) -> BlockIds[int]:
-        """``count`` fresh blocks with one reference each, in as few contiguous runs as there are; next to ``after`` if free.
+        """``count`` fresh blocks with one reference each, in as few runs as there are; next to ``after`` if free.
 
         :raises OutOfBlocks: when fewer are free; nothing is taken then.
         """

@@ -11,8 +11,8 @@ import numpy.typing as npt
 class BlockTable:
     """The blocks of one sequence in logical order.
 
-    The first ``shared`` of them belong to the prefix tree and are read only; the rest are the sequence's own, each with one
-    reference in the pool (two tables that both come from a fork hold one reference each).
+    The first ``shared`` of them belong to the prefix tree and are read only; the rest are the sequence's own, each with
+    one reference in the pool (two tables that both come from a fork hold one reference each).
     """
 
     __slots__ = ("block_size", "blocks", "shared")

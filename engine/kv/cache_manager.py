@@ -1,8 +1,8 @@
 """CacheManager: admit, extend, commit, fork, finish, evict. The only door to pool, tables and tree.
 
-Every call is synchronous and belongs to the one coroutine that owns the engine's state; none waits, none does I/O. Copies that a
-call asks for are returned as (source, destination) pairs for the step to make *before* its writes; their sources stay pinned
-until ``copied`` is called.
+Every call is synchronous and belongs to the one coroutine that owns the engine's state; none waits, none does I/O.
+Copies that a call asks for are returned as (source, destination) pairs for the step to make *before* its writes; their
+sources stay pinned until ``copied`` is called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .cost import CostModel
 from .eviction import ContainedPolicy, EvictionHook, Evictor, Ghosts
 from .in_flight import InFlight
 from .prefix_tree import Match, PrefixTree
-from .sequence import NEVER, Namespace, Sequence, State
+from .sequence import NEVER, Sequence, State
 
 Copies: TypeAlias = tuple[tuple[int, int], ...]
 MISS = Match(None, 0, array("i"), 0, 0, 0)
@@ -103,7 +103,7 @@ class CacheManager:
         return -(-tokens // self.block_size)
 
     def producer(self, sequence: Sequence) -> Sequence | None:
-        """Another sequence that is computing the first block ``sequence`` would have to compute, if there is one. Pure."""
+        """Another sequence that is computing the first block ``sequence`` would have to compute, if any. Pure."""
         if not self._sharing or not len(self._in_flight):
             return None
         key = sequence.tokens.tobytes()
@@ -115,17 +115,19 @@ class CacheManager:
     ) -> Admission | None:
         """Take every block that the tokens of ``sequence`` need, or nothing.
 
-        ``headroom``: blocks that must be left over. ``reuse=False`` computes everything afresh (it is published all the same).
-        ``resumed``: the sequence was here before, so what it finds does not count as a hit. ``None`` means: not now; nothing
-        has changed.
+        ``headroom``: blocks that must be left over. ``reuse=False`` computes everything afresh (it is published all the
+        same). ``resumed``: the sequence was here before, so what it finds does not count as a hit. ``None`` means: not
+        now; nothing has changed.
 
-        :raises CacheMisuse: when the sequence holds blocks already, is finished, has another block size, or its id is taken.
+        :raises CacheMisuse: when the sequence holds blocks, is finished, has another block size, or its id is taken.
         """
         sequence.require(State.OUTSIDE)
         if sequence.seq_id in self._sequences:
             raise CacheMisuse(f"sequence id {sequence.seq_id} is in use")
         if sequence.table.block_size != self.block_size:
-            raise CacheMisuse(f"sequence {sequence.seq_id} has blocks of {sequence.table.block_size}, not {self.block_size}")
+            raise CacheMisuse(
+                f"sequence {sequence.seq_id} has blocks of {sequence.table.block_size}, not {self.block_size}"
+            )
         match = self._match(sequence) if reuse and self._sharing else MISS
         needed = self.blocks_for(len(sequence.tokens)) - len(match.ids)
         spare = self.pool.free + self.tree.idle_blocks - match.idle - needed
@@ -332,7 +334,7 @@ class CacheManager:
             self._recall(sequence)
 
     def _recall(self, sequence: Sequence) -> None:
-        """Was the first block that the cache lacks there once?"""
+        """Tell the policy if the first block that the cache lacks was there once."""
         depth = sequence.table.shared * self.block_size
         block = sequence.tokens[depth : depth + self.block_size].tobytes()
         now = self._clock()

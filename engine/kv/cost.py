@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class CostModel:
-    """Seconds of prefill per block, averaged over depths within a factor of two (attention makes deep blocks dearer)."""
+    """Seconds of prefill per block, apart for depths a factor of two apart (attention makes deep blocks dearer)."""
 
     WEIGHT = 0.2  # of a new measurement in the running average
 
@@ -19,7 +19,7 @@ class CostModel:
         self._seconds[bucket] = old + self.WEIGHT * (new - old)
 
     def seconds(self, depth: int) -> float:
-        """Expected seconds for one block that ends at ``depth`` tokens: the nearest depth measured; 0 before any was."""
+        """Expected seconds for a block that ends at ``depth`` tokens: the nearest depth measured; 0 before any was."""
         bucket = depth.bit_length()
         if bucket in self._seconds:
             return self._seconds[bucket]

@@ -30,8 +30,8 @@ class EvictedRun(NamedTuple):
 class EvictionHook(Protocol):
     """The seam for storage tiers. Called before the blocks can be reused; must not block.
 
-    A hook that needs the contents longer pins the blocks (``BlockPool.pin``) and unpins them when it has copied them: until
-    then they are in transfer, not free.
+    A hook that needs the contents longer pins the blocks (``BlockPool.pin``) and unpins them when it has copied them:
+    until then they are in transfer, not free.
     """
 
     def __call__(self, run: EvictedRun) -> None: ...
@@ -109,8 +109,8 @@ class ContainedPolicy(EvictionPolicy):
 class Ghosts:
     """Remembers what was evicted, so that it shows when it is wanted again. Bounded; the oldest is forgotten first.
 
-    A ghost is known by namespace, depth and the tokens of its first evicted block, not by its whole prefix: good enough for
-    statistics, and small.
+    A ghost is known by namespace, depth and the tokens of its first evicted block, not by its whole prefix: good enough
+    for statistics, and small.
     """
 
     def __init__(self, bound: int) -> None:
@@ -164,8 +164,8 @@ class Evictor:
     def evict(self, count: int, reason: str) -> int:
         """Evict until ``count`` blocks have come free or no candidate is left; returns how many came free.
 
-        Blocks that the hook pins leave the cache but come free later; more are evicted in their place. A ``count`` of zero or
-        less evicts nothing.
+        Blocks that the hook pins leave the cache but come free later; more are evicted in their place. A ``count`` of
+        zero or less evicts nothing.
         """
         if count <= 0:
             return 0

@@ -1,7 +1,7 @@
 """Free block ids kept as runs of neighbours, so that an allocation is usually one contiguous run.
 
-Boundary tags (Knuth, TAOCP vol. 1, section 2.5) make joining with both neighbours O(1); runs are binned by the power of two of
-their length, and a bit mask over the bins finds a fitting one without a search.
+Boundary tags (Knuth, TAOCP vol. 1, section 2.5) make joining with both neighbours O(1); runs are binned by the power of
+two of their length, and a bit mask over the bins finds a fitting one without a search.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class FreeRuns:
     def __init__(self, total: int) -> None:
         self.count = 0
         """Ids in the set."""
-        self._length = array("i", bytes(4 * total))  # run length at both ends of each run, 0 everywhere else
+        self._length = array("i", bytes(4 * total))  # of each run, at both its ends; 0 elsewhere
         self._bins: list[dict[int, None]] = [{} for _ in range(total.bit_length() + 1)]
         self._filled = 0  # bit b is set while bin b, the runs with bit_length(length) == b, is not empty
         self.give(0, total)
@@ -38,8 +38,8 @@ class FreeRuns:
     def take(self, wanted: int, after: int = -1) -> tuple[int, int]:
         """Take up to ``wanted`` ids as one run ``(start, length)``; all of them for sure if a run is twice as long.
 
-        A run that begins at ``after + 1`` is preferred, so that a growing sequence stays contiguous. The set must not be
-        empty and ``wanted`` must be positive.
+        A run that begins at ``after + 1`` is preferred, so that a growing sequence stays contiguous. The set must not
+        be empty and ``wanted`` must be positive.
         """
         lengths = self._length
         start = after + 1
@@ -62,7 +62,7 @@ class FreeRuns:
                 yield start, self._length[start]
 
     def _find(self, wanted: int) -> int:
-        """Start of a run of at least ``wanted``, from the smallest bin that surely has one; else of a longest-bin run."""
+        """Start of a run of at least ``wanted`` from the smallest bin that surely has one; else from the last bin."""
         sure = (wanted - 1).bit_length() + 1  # every run from this bin on is long enough
         fitting = self._filled >> sure
         bin_index = sure + (fitting & -fitting).bit_length() - 1 if fitting else self._filled.bit_length() - 1

@@ -10,8 +10,8 @@ TOKEN_BYTES = 4
 class InFlight:
     """Index of admitted sequences by the next block that they will publish.
 
-    A follower's match ends where its producer's published part ends, so namespace, depth and the tokens of the next block find
-    the producer in O(1); its whole prefix is compared before it is believed.
+    A follower's match ends where its producer's published part ends, so namespace, depth and the tokens of the next
+    block find the producer in O(1); its whole prefix is compared before it is believed.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -41,7 +41,7 @@ class InFlight:
             sequence.in_flight_key = None
 
     def producer(self, namespace: Namespace, key: bytes, blocks: int) -> Sequence | None:
-        """The sequence that is computing block number ``blocks`` of the prompt ``key`` (int32 tokens), if there is one."""
+        """The sequence that is computing block number ``blocks`` of the prompt ``key`` (int32 tokens), if any."""
         if not self._producers:
             return None
         size = self._block_size * TOKEN_BYTES

@@ -1,10 +1,12 @@
 """PrefixTree: a compressed radix tree from token prefixes to the blocks that hold their K and V.
 
-An edge (stored in the node it leads to) carries a run of whole blocks: their tokens as one byte string, their ids beside it.
-Tokens are compared, never hashed, so there are no false hits; one edge costs one ``memcmp``. Nodes split at block borders.
+An edge (stored in the node it leads to) carries a run of whole blocks: their tokens as one byte string, their ids
+beside it. Tokens are compared, never hashed, so there are no false hits; one edge costs one ``memcmp``. Nodes split at
+block borders.
 
-Locks. A lease on a node counts one lock there and on every node above, so a node without locks has none below it. A leaf
-without locks is a *candidate*: its tail may be evicted. The tree tells its observer, the eviction policy, every change.
+Locks. A lease on a node counts one lock there and on every node above, so a node without locks has none below it. A
+leaf without locks is a *candidate*: its tail may be evicted. The tree tells its observer, the eviction policy, every
+change.
 """
 
 from __future__ import annotations
@@ -160,9 +162,9 @@ class PrefixTree:
     ) -> tuple[Node, array[int]]:
         """Put computed blocks below ``node``, on which the caller has a lease that ends at ``node``'s end.
 
-        ``tokens``: int32 tokens of the blocks, ``len(ids) * block_size`` of them. ``seconds``: measured time to compute one
-        block there. The lease moves to the returned node. Returned with it: the tree's ids of the leading blocks that it had
-        already, where the caller's are duplicates. Of the rest, the caller's references pass to the tree.
+        ``tokens``: int32 tokens of the blocks, ``len(ids) * block_size`` of them. ``seconds``: measured time to compute
+        one block there. The lease moves to the returned node. Returned with it: the tree's ids of the leading blocks
+        that it had already, where the caller's are duplicates. Of the rest, the caller's references pass to the tree.
         """
         at = 0
         known = array("i")
@@ -181,8 +183,8 @@ class PrefixTree:
     # shrinking
 
     def cut_tail(self, node: Node, count: int) -> tuple[array[int], bytes]:
-        """Take the last ``count`` blocks out of a candidate; returns their ids and tokens. The tree's references to them
-        pass to the caller. ``prefix`` of the node then gives the tokens before them, even if the node is gone.
+        """Take the last ``count`` blocks out of a candidate; returns their ids and tokens. The tree's references to
+        them pass to the caller. ``prefix`` of the node then gives the tokens before them, even if the node is gone.
 
         :raises CacheMisuse: when ``node`` is no candidate or has not that many blocks.
         """

@@ -53,8 +53,8 @@ class State(Enum):
 class Sequence:
     """One sequence. Owned by the cache manager between ``admit`` and ``finish``; others read it only.
 
-    ``computed`` counts the tokens whose K and V are in the blocks. A step computes tokens ``computed ... `` and the manager's
-    ``commit`` moves it on.
+    ``computed`` counts the tokens whose K and V are in the blocks. A step computes tokens ``computed ... `` and the
+    manager's ``commit`` moves it on.
     """
 
     __slots__ = (
@@ -104,8 +104,9 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     def require(self, state: State) -> None:
-        """
-        :raises CacheMisuse: when the sequence is in another state.
+        """Check the state.
+
+        :raises CacheMisuse: when the sequence is in another one.
         """
         if self.state is not state:
             raise CacheMisuse(f"sequence {self.seq_id} is {self.state.value}; this call needs it {state.value}")

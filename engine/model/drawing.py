@@ -22,7 +22,7 @@ from .runner import Float32Array, RowSampling
 BLOCK = 256
 """Weights per block of the two-level search in :func:`_invert`."""
 FIRST_WIDTH = 256
-"""How much of the vocabulary is sorted at first for ``top_p`` and ``min_p``; 16 times more where that was not enough."""
+"""How much of the vocabulary is sorted first for ``top_p`` and ``min_p``; 16 times more where that was not enough."""
 
 
 class _Candidates(NamedTuple):
@@ -73,7 +73,7 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
 
     Shapes: [S, K] and [S, n] -> [S, n]. Blocks are summed first and only the block that is hit is looked into.
     """
-    blocks = pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    blocks = pad(weights, (0, -weights.shape[1] % BLOCK)).reshape(len(weights), -1, BLOCK)
     upto = pad(blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1), (1, 0))
     # a uniform is at most 1 - 2**-53, so its product with the total rounds to less than the total: a block is found
     target = uniforms * upto[:, -1:]
@@ -117,9 +117,9 @@ def _heads(scaled: Tensor, rows: Sequence[RowSampling], width: int) -> tuple[Int
     """How many tokens each row keeps and the score of the last one. Sorts no more of the vocabulary than needed."""
     vocab = scaled.shape[1]
     limits = [row.params.top_k if 0 < row.params.top_k < vocab else vocab for row in rows]
-    width = min(vocab, max([width, *(limit for limit in limits if limit < vocab)]))
+    width = min(vocab, max(limit if limit < vocab else width for limit in limits))
     head: Float32Array = scaled.topk(width, dim=-1).values.cpu().numpy()
-    masses: Float64Array = scaled.exp().sum(dim=-1, dtype=torch.float64).cpu().numpy()
+    masses = _masses(scaled) if vocab in limits else np.zeros(len(rows))
     counts = np.zeros(len(rows), dtype=np.int64)
     for i, row in enumerate(rows):
         weights = np.exp(head[i, : limits[i]], dtype=np.float64)
@@ -130,6 +130,11 @@ def _heads(scaled: Tensor, rows: Sequence[RowSampling], width: int) -> tuple[Int
     if open_end:
         counts[open_end], floors[open_end] = _heads(scaled[open_end], [rows[i] for i in open_end], width * 16)
     return counts, floors
+
+
+def _masses(scaled: Tensor) -> Float64Array:
+    masses: Float64Array = scaled.exp().sum(dim=-1, dtype=torch.float64).cpu().numpy()
+    return masses
 
 
 def _head(weights: Float64Array, mass: float, top_p: float, min_p: float) -> int:

@@ -1,4 +1,4 @@
-"""Random numbers without a generator: each is a hash of its seed and its position, so there is no state to keep or restore."""
+"""Random numbers without a generator: each is a hash of its seed and its position, so there is no state to keep."""
 
 from __future__ import annotations
 

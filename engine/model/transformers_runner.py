@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...errors import ModelError
+from ...errors import DeviceOutOfMemory, ModelError
 from .attention import make_backend
 from .attention.forward_context import forward_context
 from .attention.kv_tensors import KVTensors
@@ -92,7 +93,17 @@ class TransformersRunner:
 
         :raises ModelError: before ``allocate``, after ``close``, and for ids, positions or slots out of range (nothing
             was changed then).
+        :raises DeviceOutOfMemory: when the step is too large; a smaller one may work.
         """
+        try:
+            return self._execute(step)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            self._release_unused()
+            raise DeviceOutOfMemory(f"a step of {len(step.tokens)} tokens needs more memory than there is") from error
+
+    def _execute(self, step: StepInput) -> StepOutput:
         if self._kv is None or self._model is None:
             raise ModelError("the runner has no cache: it was closed, or allocate was not called")
         self._check(step, self._kv)
@@ -111,6 +122,9 @@ class TransformersRunner:
         """Free the weights and the cache. Idempotent."""
         self._model = None
         self._kv = None
+        self._release_unused()
+
+    def _release_unused(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -145,7 +159,7 @@ class TransformersRunner:
             for (i, _), output in zip(sampling, drawn, strict=True):
                 outputs[i] = output
         for i, span in wanted.prompts:
-            outputs[i] = _with_scores(outputs[i], self._prompt_scores(rows[i], logits[span]))
+            outputs[i] = replace(outputs[i], prompt_scores=self._prompt_scores(rows[i], logits[span]))
         return tuple(outputs)
 
     def _prompt_scores(self, row: Row, logits: Tensor) -> tuple[PromptScore, ...]:
@@ -182,8 +196,9 @@ class _Wanted(NamedTuple):
         return cls(np.concatenate(parts), len(ends), tuple(spans))
 
 
-def _with_scores(output: RowOutput, scores: tuple[PromptScore, ...]) -> RowOutput:
-    return RowOutput(sampled=output.sampled, beam=output.beam, prompt_scores=scores)
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has an error class of its own; the CPU's allocator only a message."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _require_range(what: str, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]], stop: int) -> None:

@@ -26,7 +26,15 @@ OnStep = Callable[[int], Awaitable[None]]
 EngineOf = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
 Alone = Callable[..., Awaitable[list[RequestOutput]]]
 Read = Callable[[Generation], Awaitable[list[RequestOutput]]]
-PATIENCE = 60.0
+DEFAULTS: dict[str, object] = {
+    "num_blocks": 64,
+    "block_size": 4,
+    "check_every_step": True,
+    # by path: looking names up in what is installed takes longer than most tests
+    "eviction_policy": "octavo.policies.eviction.lru:Lru",
+    "scheduling_policy": "octavo.policies.scheduling.fcfs:Fcfs",
+}
+PATIENCE = 15.0
 """Seconds after which a test that hangs is told so; no result depends on it."""
 
 
@@ -82,7 +90,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> EngineOf:
     ) -> AsyncIterator[AsyncEngine]:
         thread = InlineThread()
         thread.on_step = on_step
-        settings = EngineConfig(**{"num_blocks": 64, "block_size": 4, "check_every_step": True} | config)  # type: ignore[arg-type]  # names come from tests
+        settings = EngineConfig(**DEFAULTS | config)  # type: ignore[arg-type]  # names and values come from the tests
         engine = AsyncEngine(runner=runner or FakeRunner(), codec=codec, config=settings, clock=clock or FakeClock())
         failures: list[str] = []
         with monkeypatch.context() as patch:
@@ -91,7 +99,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> EngineOf:
 
         def check() -> None:
             try:
-                engine.census()
+                engine._loop.cache.census()
             except CensusFailed as error:
                 failures.append(f"step {thread.steps}: {error}")
 
@@ -141,7 +149,12 @@ def alone(engine_of: EngineOf) -> Alone:
     ) -> list[RequestOutput]:
         runner = FakeRunner(vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         async with engine_of(
-            runner=runner, codec=codec, num_blocks=4096, max_batch_tokens=4096, enable_prefix_caching=False
+            runner=runner,
+            codec=codec,
+            num_blocks=512,
+            max_batch_tokens=4096,
+            enable_prefix_caching=False,
+            check_every_step=False,
         ) as engine:
             return await engine.complete(prompt, params)
 

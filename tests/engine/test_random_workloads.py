@@ -21,6 +21,12 @@ Read = Callable[[Generation], Awaitable[list[RequestOutput]]]
 VOCAB = 6
 EOS = frozenset({5})
 REQUESTS = 24
+SCHEDULING = ("octavo.policies.scheduling.fcfs:Fcfs", "octavo.policies.scheduling.priority:Priority")
+EVICTION = (
+    "octavo.policies.eviction.lru:Lru",
+    "octavo.policies.eviction.lfu:Lfu",
+    "octavo.policies.eviction.cost_aware:CostAware",
+)
 
 
 @dataclass
@@ -152,8 +158,8 @@ async def run_workload(seed: int, engine_of: EngineOf, alone: Alone, read: Read)
         max_batch_tokens=random.choice((1, 2, 3, 5, 8, 12, 16, 64)),
         max_running=random.choice((3, 4, 16)),
         prefill_chunk=random.choice((None, None, 1, 3, 4)),
-        scheduling_policy=random.choice(("fcfs", "priority")),
-        eviction_policy=random.choice(("lru", "lfu", "cost_aware")),
+        scheduling_policy=random.choice(SCHEDULING),
+        eviction_policy=random.choice(EVICTION),
         enable_prefix_caching=random.random() < 0.85,
         prefix_wait=random.choice((0.0, 5.0)),
         admission_reserve=random.choice((0.0, 0.1)),
@@ -182,6 +188,8 @@ async def fault_of(sent: Sent, alone: Alone, codec: FakeCodec) -> str | None:
 async def fault_of_fork(sent: Sent, output: RequestOutput, alone: Alone) -> str | None:
     """Greedy forks: every token after the common past is what a fresh request over the same tokens begins with."""
     ids = list(output.token_ids)
+    if not ids:
+        return None if sent.params.max_tokens == 0 else f"nothing came of {sent.prompt} {sent.params}"
     if len(ids) > sent.params.max_tokens and output.finish_reason is FinishReason.LENGTH and sent.forked_from:
         return None  # the past was longer than the fork may become
     for start in range(len(ids)):
@@ -204,7 +212,7 @@ async def continues(sent: Sent, ids: list[int], start: int, alone: Alone) -> boo
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(int(__import__("os").environ.get("LO","0")), int(__import__("os").environ.get("HI","40"))))
 async def test_every_request_ends_as_it_would_alone(seed: int, engine_of: EngineOf, alone: Alone, read: Read) -> None:
     assert await run_workload(seed, engine_of, alone, read) == []
 

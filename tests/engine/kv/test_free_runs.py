@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ def _check(runs: FreeRuns, free: set[int]) -> None:
     """Runs are disjoint, as long as they can be, and exactly the free ids."""
     found = sorted(runs.runs())
     assert [block for start, length in found for block in range(start, start + length)] == sorted(free)
-    assert all(a + n < b for (a, n), (b, _) in zip(found, found[1:], strict=False)), "neighbours are joined"
+    assert all(a + n < b for (a, n), (b, _) in pairwise(found)), "neighbours are joined"
     assert runs.count == len(free)
     ends = {end for start, length in found for end in (start, start + length - 1)}
     assert {i for i, length in enumerate(runs._length) if length} == ends

@@ -39,7 +39,9 @@ class Case(NamedTuple):
 cases = st.builds(
     Case,
     rows=st.lists(
-        st.tuples(st.integers(1, 9), st.integers(0, 14)).map(lambda pair: (pair[0], sum(pair))), min_size=1, max_size=5
+        st.tuples(st.just(1) | st.integers(2, 9), st.integers(0, 14)).map(lambda pair: (pair[0], sum(pair))),
+        min_size=1,
+        max_size=5,
     ).map(tuple),
     kv_heads=st.integers(1, 3),
     group=st.integers(1, 3),
@@ -129,6 +131,13 @@ def test_a_row_gets_the_same_alone_as_in_company(case: Case) -> None:
         own = slice(row.start, row.start + row.length)
         alone = attend(laid._replace(query=laid.query[own]), case.block_size, [row._replace(start=0)])
         torch.testing.assert_close(alone, together[own], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_padding_of_short_rows_reads_nothing_unwritten(block_size: int) -> None:
+    case = Case(((1, 1), (1, 14), (1, 6)), 2, 2, 8, 8, block_size, None, None, sinks=False, scattered=True, seed=3)
+    laid = lay_out(case)
+    torch.testing.assert_close(attend(laid, block_size), by_definition(laid, block_size), rtol=1e-5, atol=1e-6)
 
 
 def test_blocks_in_one_run_are_read_without_a_copy() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -142,6 +143,21 @@ def test_what_a_crash_left_behind_is_swept_and_never_taken_for_a_model(
     assert [path.name for path in cache.iterdir() if path.is_dir() and path.suffix != ".staging"] == []
     target = convert(file)
     assert [path for path in cache.iterdir() if path.is_dir()] == [target]
+
+
+def test_of_several_at_once_one_converts_and_the_others_wait(
+    write_gguf: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, original, made = write_gguf(), gguf_file._convert, []
+
+    def counted(source: Path, target: Path, dtype: torch.dtype) -> None:
+        made.append(target)
+        original(source, target, dtype)
+
+    monkeypatch.setattr(gguf_file, "_convert", counted)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(convert, [file] * 4))
+    assert found == made * 4
 
 
 def test_a_damaged_conversion_is_made_again(write_gguf: Write) -> None:

@@ -145,8 +145,8 @@ def test_draws_follow_the_rules_whatever_the_neighbours(asked: list[RowSampling]
     outputs = Sampler().sample(logits, asked)
     for one, output, line in zip(asked, outputs, logits, strict=True):
         weights = expected_weights(expected_scores(line.double().numpy(), one), one.params)
-        for token, seed in zip(tokens(output), one.seeds, strict=True):
-            number = uniform(seed, len(one.history))
+        for token, stream in zip(tokens(output), one.seeds, strict=True):
+            number = uniform(stream, len(one.history))
             # weights are float32: next to the edge of a slice either neighbour is right
             assert token in {expected_token(weights, n) for n in (max(0.0, number - 1e-6), number, number + 1e-6)}
         assert Sampler().sample(line[None], [one]) == [output]

@@ -1,0 +1,576 @@
+"""Faults that must not come back: each is a small change of the product's text that at least one of the named tests
+must notice.
+
+The first part answers the known faults of the design that Octavo grew from, by number. Where Octavo's structure makes
+the letter of a fault impossible, the mutant breaks what corresponds to it, and its note says how.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MANAGER = "engine/kv/cache_manager.py"
+TREE = "engine/kv/prefix_tree.py"
+POOL = "engine/kv/block_pool.py"
+RUNS = "engine/kv/free_runs.py"
+TABLE = "engine/kv/block_table.py"
+EVICTION = "engine/kv/eviction.py"
+IN_FLIGHT = "engine/kv/in_flight.py"
+SEQUENCE = "engine/kv/sequence.py"
+TENSORS = "engine/model/attention/kv_tensors.py"
+LRU = "policies/eviction/lru.py"
+
+IN_MANAGER = ("tests/engine/kv/test_cache_manager.py",)
+IN_TREE = ("tests/engine/kv/test_prefix_tree.py",)
+IN_POOL = ("tests/engine/kv/test_block_pool.py",)
+IN_RUNS = ("tests/engine/kv/test_free_runs.py",)
+IN_TABLE = ("tests/engine/kv/test_block_table.py",)
+IN_EVICTION = ("tests/engine/kv/test_eviction.py",)
+IN_FLIGHT_TESTS = ("tests/engine/kv/test_in_flight.py",)
+IN_MACHINE = ("tests/engine/kv/test_cache_manager_machine.py",)
+IN_TENSORS = ("tests/engine/model/test_kv_tensors.py",)
+
+
+class Mutant(NamedTuple):
+    """``old``, which occurs exactly once in ``file``, becomes ``new``."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    note: str = ""
+
+
+KNOWN_FAULTS = (
+    # counting
+    Mutant(
+        "1 two references for one holder",
+        TREE,
+        "        self.lock(node)\n        return node\n",
+        "        self.lock(node)\n        self.lock(node)\n        return node\n",
+        IN_TREE,
+        "a hold on a shared block is a lock on its node",
+    ),
+    Mutant(
+        "2 looking takes a reference",
+        TREE,
+        "        return Match(node, used, ids, idle, partial_block, partial_tokens)\n",
+        "        self.lock(node)\n        return Match(node, used, ids, idle, partial_block, partial_tokens)\n",
+        IN_TREE,
+    ),
+    Mutant(
+        "3 the tree's hold on a block is unprotected",
+        MANAGER,
+        "        if known:\n            self.pool.release(own[: len(known)])\n",
+        "        self.pool.release(own)\n        if known:\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "4 a failed admission leaks",
+        MANAGER,
+        "            if node is not None:\n                self.tree.unlock(node)\n            raise\n",
+        "            raise\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "5 tokens are accepted after the end",
+        MANAGER,
+        "        sequence.publish_at = NOT_ADMITTED\n",
+        "        sequence.publish_at = NEVER\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "6 a free block can be retained",
+        POOL,
+        "            if references[block] < 1:\n",
+        "            if references[block] < 0:\n",
+        IN_POOL,
+    ),
+    Mutant(
+        "7 the guard against a double free is an assert",
+        POOL,
+        "            if held < 1:\n"
+        '                raise CacheMisuse(f"block {block} is released but nobody holds it (double free)")\n',
+        "            assert held >= 1\n",
+        IN_POOL,
+    ),
+    # free list and eviction
+    Mutant(
+        "8 eviction counts what was free already",
+        EVICTION,
+        "        return self._pool.free - goal + count\n",
+        "        return count\n",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "9 an id is twice in the free list",
+        POOL,
+        "            if held == 1 and block not in self._pins:\n",
+        "            if held == 1:\n",
+        IN_POOL,
+        "free runs cannot hold an id twice unless a block is freed while it is pinned",
+    ),
+    Mutant(
+        "10 the victim stays a candidate",
+        TREE,
+        "        del self.candidates[node]\n        node.candidate = False\n        del parent.children[key]\n",
+        "        del parent.children[key]\n",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "11 allocation does not evict",
+        MANAGER,
+        "        if count > self.pool.free:\n",
+        "        if count > self.pool.num_blocks:\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "12 a hit does not refresh the time of use",
+        TREE,
+        "            part.last_use = now\n            part.hits += 1\n",
+        "            part.hits += 1\n",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "13 an inner block goes before its children",
+        TREE,
+        "        if node.children:\n            return\n",
+        "",
+        IN_TREE,
+    ),
+    Mutant(
+        "14 the background tick does nothing",
+        MANAGER,
+        "        if self.pool.free >= low:\n            return 0\n",
+        "        if self.pool.free >= 0:\n            return 0\n",
+        IN_EVICTION,
+        "the tick keeps watermarks instead of an age",
+    ),
+    Mutant(
+        "14 victims are found by a linear search",
+        EVICTION,
+        "        trusted, faults = True, self.policy.faults\n",
+        "        trusted, faults = False, self.policy.faults\n",
+        IN_EVICTION,
+        "the policy, which has an order at hand, is never asked",
+    ),
+    # tree
+    Mutant(
+        "15 entries outlive recycling",
+        TREE,
+        "        del node.tokens[cut:]\n        del node.ids[-count:]\n",
+        "",
+        IN_TREE,
+    ),
+    Mutant(
+        "16 a block that is not full is hit",
+        MANAGER,
+        "        shared, full = table.shared, sequence.computed // size\n",
+        "        shared, full = table.shared, -(-sequence.computed // size)\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "17 a hit block can be handed to someone else",
+        TREE,
+        "                self.idle_blocks -= len(part.ids)\n                self._withdraw(part)\n",
+        "                self.idle_blocks -= len(part.ids)\n",
+        IN_TREE,
+        "a locked leaf stays a candidate for eviction",
+    ),
+    Mutant(
+        "18 the partial tail is filed under a short key",
+        MANAGER,
+        "memoryview(sequence.tokens)[shared * size : full * size].tobytes()",
+        "memoryview(sequence.tokens)[shared * size : sequence.computed].tobytes()",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "19 a second publication overwrites the block id",
+        TREE,
+        "            known += node.ids\n",
+        "            known += node.ids\n            node.ids[:] = ids[len(known) - used : len(known)]\n",
+        IN_TREE,
+    ),
+    Mutant(
+        "20 the tree is never pruned",
+        TREE,
+        "            del self._roots[node.namespace]\n            return\n",
+        "            return\n",
+        IN_TREE,
+        "blocks go with their nodes; only a root could stay behind",
+    ),
+    Mutant(
+        "21 generated blocks are not published",
+        MANAGER,
+        "        if computed >= sequence.publish_at:\n",
+        "        if computed >= sequence.publish_at and count > 1:\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "21 generated tokens are stored as -1",
+        MANAGER,
+        "            sequence.tokens.append(token)\n",
+        "            sequence.tokens.append(-1)\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "22 one node per block",
+        TREE,
+        "        if node.parent is not None and not node.children and node.locks == 1:\n",
+        "        if node.parent is not None and not node.children and node.locks < 1:\n",
+        IN_TREE,
+    ),
+    Mutant(
+        "23 the key is the tokens only",
+        TREE,
+        "        node = self._roots.get(namespace)\n        if node is None:\n",
+        "        node = next(iter(self._roots.values()), None)\n        if node is None:\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "24 tree and pool differ in block size",
+        MANAGER,
+        "        self.tree = PrefixTree(block_size, self.policy, clock)\n",
+        "        self.tree = PrefixTree(2 * block_size, self.policy, clock)\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "24 a table of another block size is taken",
+        MANAGER,
+        "        if sequence.table.block_size != self.block_size:\n",
+        "        if sequence.table.block_size < 0:\n",
+        IN_MANAGER,
+    ),
+    # writing
+    Mutant(
+        "25 no copy on write",
+        MANAGER,
+        "if self.pool.references(blocks[i]) > 1]\n",
+        "if self.pool.references(blocks[i]) > 8]\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "26 the next slot is somewhere else",
+        TABLE,
+        "* self.block_size + positions % self.block_size\n",
+        "* self.block_size + (positions + 1) % self.block_size\n",
+        IN_TABLE,
+        "slots are computed, never searched for",
+    ),
+    Mutant(
+        "26 the cursor is wrong after a fork",
+        MANAGER,
+        "        sequence.writable = child.writable = sequence.computed\n",
+        "        child.writable = sequence.writable\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "27 the view has slots that nobody wrote",
+        TABLE,
+        "self.blocks[: -(-tokens // self.block_size)]",
+        "self.blocks[: -(-tokens // self.block_size) + 1]",
+        IN_TABLE,
+    ),
+    Mutant(
+        "28 a full hit leaves no position to compute",
+        MANAGER,
+        "sequence.tokens.tobytes(), len(sequence.tokens) - 1)\n",
+        "sequence.tokens.tobytes(), len(sequence.tokens))\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "29 an empty prompt is accepted",
+        SEQUENCE,
+        "        if not tokens:\n",
+        "        if tokens is None:\n",
+        ("tests/engine/kv/test_sequence.py",),
+    ),
+    Mutant(
+        "30 the ids of siblings repeat",
+        MANAGER,
+        '            raise CacheMisuse(f"sequence id {seq_id} is in use")\n        child = Sequence(\n',
+        "            pass\n        child = Sequence(\n",
+        IN_MANAGER,
+    ),
+    # concurrency and memory
+    Mutant(
+        "31 match and retain are not one act",
+        MANAGER,
+        "            fresh = self._allocate(needed, after=shared[-1] if shared else -1)\n",
+        "            if node is not None:\n"
+        "                self.tree.unlock(node)\n"
+        "            fresh = self._allocate(needed, after=shared[-1] if shared else -1)\n"
+        "            if node is not None:\n"
+        "                self.tree.lock(node)\n",
+        IN_MACHINE,
+        "one coroutine owns the cache; what could come between is the eviction for the same admission",
+    ),
+    Mutant(
+        "32 blocks are found before they are computed",
+        MANAGER,
+        "        shared, full = table.shared, sequence.computed // size\n",
+        "        shared, full = table.shared, len(sequence.tokens) // size\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "33 the memory is not one tensor of blocks",
+        TENSORS,
+        "torch.full((num_blocks, block_size, g.kv_heads, g.key_dim)",
+        "torch.full((block_size, num_blocks, g.kv_heads, g.key_dim)",
+        IN_TENSORS,
+        "a layer's blocks lie in one tensor; here it is cut along another axis than the ids say",
+    ),
+)
+
+MORE = (
+    Mutant(
+        "a partial hit is copied the wrong way round",
+        MANAGER,
+        "        return ((match.partial_block, fresh[0]),) if copying else ()\n",
+        "        return ((fresh[0], match.partial_block),) if copying else ()\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "a fork's block is copied the wrong way round",
+        MANAGER,
+        "                copies.append((blocks[index], own))\n",
+        "                copies.append((own, blocks[index]))\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "most recently used instead of least",
+        LRU,
+        "        self._queue.push(entry, entry.last_use)\n",
+        "        self._queue.push(entry, -entry.last_use)\n",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "the stand-in for a faulty policy takes the youngest",
+        EVICTION,
+        "            yield min(self._tree.candidates",
+        "            yield max(self._tree.candidates",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "a producer that left is not forgotten",
+        MANAGER,
+        "        self._in_flight.forget(sequence)\n",
+        "",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "a producer is believed without a look at its prefix",
+        IN_FLIGHT,
+        "        if found is None or not key.startswith(found.tokens[: blocks * self._block_size].tobytes()):\n",
+        "        if found is None:\n",
+        IN_FLIGHT_TESTS,
+    ),
+    Mutant(
+        "what was computed twice is not released",
+        MANAGER,
+        "            self.pool.release(own[: len(known)])\n",
+        "",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "the upper watermark is ignored",
+        MANAGER,
+        "self._evictor.evict(high - self.pool.free",
+        "self._evictor.evict(low - self.pool.free",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "headroom is ignored",
+        MANAGER,
+        "        if spare < headroom:\n",
+        "        if spare < 0:\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "headroom is off by one",
+        MANAGER,
+        "        if spare < headroom:\n",
+        "        if spare <= headroom:\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "idle hits count as evictable",
+        MANAGER,
+        "self.tree.idle_blocks - match.idle - needed\n",
+        "self.tree.idle_blocks - needed\n",
+        IN_MACHINE,
+    ),
+    Mutant(
+        "the source of a copy is not pinned",
+        MANAGER,
+        "                self.pool.pin(blocks[index])\n",
+        "",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "the last evictable block is kept to copy from",
+        MANAGER,
+        "        if spare == 0:",
+        "        if spare < 0:",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "a resumed sequence counts as a hit",
+        MANAGER,
+        "        if resumed:\n            self._resume_hit_tokens += sequence.computed\n            return\n",
+        "",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "a fork takes no reference",
+        MANAGER,
+        "        self.pool.retain(sequence.table.own)\n",
+        "",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "a fork takes no lock",
+        MANAGER,
+        "        if sequence.node is not None:\n            self.tree.lock(sequence.node)\n",
+        "",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "a fork shares its parent's list",
+        TABLE,
+        "        child.blocks = self.blocks[:]\n",
+        "        child.blocks = self.blocks\n",
+        IN_TABLE,
+    ),
+    Mutant(
+        "nothing is released at the end",
+        MANAGER,
+        "        self.pool.release(sequence.table.own)\n",
+        "",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "the lease is not given back at the end",
+        MANAGER,
+        "        if sequence.node is not None:\n            self.tree.unlock(sequence.node)\n",
+        "",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "the next publication is a block late",
+        MANAGER,
+        "        sequence.publish_at = (full + 1) * size\n",
+        "        sequence.publish_at = (full + 2) * size\n",
+        IN_MANAGER,
+    ),
+    Mutant(
+        "a lease locks only what is above its node",
+        TREE,
+        "        part: Node | None = node\n        while part is not None:  # spelled out",
+        "        part: Node | None = node.parent\n        while part is not None:  # spelled out",
+        IN_TREE,
+    ),
+    Mutant(
+        "only the leased node is unlocked",
+        TREE,
+        "                self._offer(part)\n            part = part.parent\n",
+        "                self._offer(part)\n            part = None\n",
+        IN_TREE,
+    ),
+    Mutant(
+        "a split loses the locks",
+        TREE,
+        "node.recompute_seconds, node.priority, node.locks\n",
+        "node.recompute_seconds, node.priority, 0\n",
+        IN_TREE,
+    ),
+    Mutant(
+        "publishing over known blocks takes no lock",
+        TREE,
+        "            self._step_down(node)\n",
+        "",
+        IN_TREE,
+    ),
+    Mutant(
+        "a partial hit claims one token too many",
+        TREE,
+        "    return same_bits // (8 * TOKEN_BYTES)\n",
+        "    return same_bits // (8 * TOKEN_BYTES) + 1\n",
+        IN_TREE,
+    ),
+    Mutant(
+        "only the lower neighbour is looked at for a partial hit",
+        TREE,
+        "node.keys[max(near - 1, 0) : near + 1]",
+        "node.keys[max(near - 1, 0) : near]",
+        IN_TREE,
+    ),
+    Mutant(
+        "free neighbours are not joined",
+        RUNS,
+        "        if start > 0 and (left := lengths[start - 1]):\n",
+        "        if start > len(lengths) and (left := lengths[start - 1]):\n",
+        IN_RUNS,
+    ),
+    Mutant(
+        "a shortened run is lost",
+        RUNS,
+        "        runs[start + count] = None\n",
+        "",
+        IN_RUNS,
+    ),
+    Mutant(
+        "a pinned block is freed with its run",
+        POOL,
+        "        if self._pins and any(start <= pinned < end for pinned in self._pins):\n            return False\n",
+        "",
+        IN_POOL,
+    ),
+    Mutant(
+        "a shared block is freed with its run",
+        POOL,
+        " or self._references[start:end] != self._ones[:length]:\n",
+        ":\n",
+        IN_POOL,
+    ),
+    Mutant(
+        "the hook sees blocks that are free already",
+        EVICTION,
+        "        ids, tokens = self._tree.cut_tail(node, count)\n",
+        "        ids, tokens = self._tree.cut_tail(node, count)\n"
+        "        self._pool.release(ids)\n"
+        "        ids = ids[:0]\n",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "ghosts are remembered for ever",
+        EVICTION,
+        "        if len(self._evicted) > self._bound:\n            self._evicted.popitem(last=False)\n",
+        "",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "a policy's fault is passed on",
+        EVICTION,
+        '        except Exception as error:\n            self.fault("on_candidate", error)\n',
+        '        except ArithmeticError as error:\n            self.fault("on_candidate", error)\n',
+        IN_EVICTION,
+    ),
+    Mutant(
+        "a policy may name what is held",
+        EVICTION,
+        "isinstance(entry, Node) and entry in self._tree.candidates\n",
+        "isinstance(entry, Node)\n",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "a malformed tenant is read as no tenant",
+        SEQUENCE,
+        "            if value is not None and not isinstance(value, str):\n",
+        "            if value and not isinstance(value, str):\n",
+        ("tests/engine/kv/test_sequence.py",),
+    ),
+)
+
+MUTANTS = KNOWN_FAULTS + MORE
