@@ -81,3 +81,11 @@ class CorruptBlock(StorageError):
 
 class FingerprintMismatch(StorageError):
     """Stored state belongs to other weights, another geometry or another format."""
+
+
+def describe(error: BaseException) -> str:
+    """Type and message of a foreign error in one line, also of one whose own text cannot be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  # foreign code again
+        return type(error).__name__

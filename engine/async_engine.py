@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from ..errors import ContractBroken, EngineClosed, InvalidRequest, PluginError, QueueFull, RequestRejected
+from ..errors import ContractBroken, EngineClosed, InvalidRequest, PluginError, QueueFull, RequestRejected, describe
 from ..plugins import PluginGroup
 from ..policies.eviction.base import EvictionPolicy
 from ..policies.scheduling.base import SchedulingPolicy
@@ -293,7 +293,8 @@ class AsyncEngine:
         limited = RateLimited(10.0, clock)
 
         def fault(where: str, error: BaseException | str) -> None:
-            limited.log(self._logger.warning, "a policy broke its contract", key=where, where=where, error=str(error))
+            shown = error if isinstance(error, str) else describe(error)
+            limited.log(self._logger.warning, "a policy broke its contract", key=where, where=where, error=shown)
 
         def scheduling_fault(where: str, error: BaseException | str) -> None:
             self._counters.policy_faults += 1
@@ -435,7 +436,7 @@ def _made(make: Callable[[], T], name: str) -> T:
     except PluginError:
         raise
     except Exception as error:
-        raise ContractBroken(f"plug-in {name!r} could not be made: {type(error).__name__}: {error}") from error
+        raise ContractBroken(f"plug-in {name!r} could not be made: {describe(error)}") from error
 
 
 async def _ended(life: asyncio.Task[None]) -> None:

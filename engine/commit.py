@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..errors import ModelError
+from ..errors import ModelError, describe
 from .counters import Counters
 from .kv import CacheManager
 from .model.runner import RowOutput
@@ -166,6 +166,6 @@ class Committer:
 
 
 def _unusable(error: Exception) -> ModelError:
-    wrapped = ModelError(f"what the model returned could not be used: {type(error).__name__}: {error}")
+    wrapped = ModelError(f"what the model returned could not be used: {describe(error)}")
     wrapped.__cause__ = error
     return wrapped

@@ -17,7 +17,7 @@ from .kv import Namespace, Sequence, encode_tokens
 from .model.randomness import derive_seed
 from .model.runner import ModelInfo
 from .model.text import TextCodec
-from .request import ChatMessage, Prompt, SamplingParams
+from .request import ChatMessage, Prompt, SamplingParams, shown
 from .sequence import EndTokens, Sample, SequenceGroup
 
 T = TypeVar("T")
@@ -190,7 +190,7 @@ def _check_caller(request_id: str | None, priority: int) -> None:
     if request_id is not None and not (isinstance(request_id, str) and 0 < len(request_id) <= MAX_ID_LENGTH):
         raise InvalidRequest(f"request_id must be a string of 1 to {MAX_ID_LENGTH} characters")
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= MAX_PRIORITY:
-        raise InvalidRequest(f"priority must be an integer of 32 bits, not {priority!r:.40}")
+        raise InvalidRequest(f"priority must be an integer of 32 bits, not {shown(priority)}")
 
 
 def _is_chat(prompt: SequenceOf[int] | SequenceOf[ChatMessage]) -> TypeGuard[SequenceOf[ChatMessage]]:

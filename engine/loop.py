@@ -12,7 +12,7 @@ from collections.abc import Sequence as SequenceOf
 
 import anyio
 
-from ..errors import CensusFailed, DeviceOutOfMemory, EngineClosed, ModelError, OctavoError, OutOfBlocks
+from ..errors import CensusFailed, DeviceOutOfMemory, EngineClosed, ModelError, OctavoError, OutOfBlocks, describe
 from ..telemetry.logging import Logger, RateLimited
 from .commit import Committer
 from .config import EngineConfig
@@ -63,6 +63,7 @@ class StepLoop:
         self._idle = anyio.Event()
         self._stopping = False
         self._step_began: float | None = None
+        self._at_fault: set[Sample] = set()
         self._good_steps = 0
 
     # for the doors: called from the event loop at any time
@@ -79,8 +80,9 @@ class StepLoop:
         self.post(lambda: self._start(group))
 
     def abort(self, group: SequenceGroup) -> None:
-        """End a request at the next step edge; harmless when it is done already."""
-        self.post(lambda: self._end(group, FinishReason.ABORT))
+        """End a request at the next step edge; nothing happens when it is done already."""
+        if self.groups.get(group.request_id) is group:
+            self.post(lambda: self._end(group, FinishReason.ABORT))
 
     @property
     def queued(self) -> int:
@@ -164,7 +166,11 @@ class StepLoop:
             results = await self._executor.execute(plan.rows, on_out_of_memory=self._narrow)
         finally:
             self._step_began = None
+        self._at_fault = {
+            row.sample for row, result in zip(plan.rows, results, strict=True) if isinstance(result, ModelError)
+        }
         self._run_inbox()
+        self._at_fault = set()
         self._commit(plan.rows, results, self._clock() - began)
 
     def _commit(self, rows: list[PlannedRow], results: list[RowResult], seconds: float) -> None:
@@ -267,8 +273,9 @@ class StepLoop:
             self._scheduler.add(sample)
 
     def _can_share(self, parent: Sample) -> bool:
+        """Not the blocks of a row that has just failed: the copies that go with it were perhaps not made."""
         ready = parent.phase is Phase.RUNNING and parent.is_decoding and not parent.copies
-        return ready and self._scheduler.has_slots(1)
+        return ready and parent not in self._at_fault and self._scheduler.has_slots(1)
 
     def _end_fork(self, sample: Sample, parent: Sample) -> None:
         """There is nothing to go on with: the source came to a stop before this step edge, or is as long as may be."""
@@ -283,7 +290,8 @@ class StepLoop:
             self._committer.end(group, reason, self._clock(), error)
 
     def _forget(self, group: SequenceGroup) -> None:
-        self.groups.pop(group.request_id, None)
+        if self.groups.get(group.request_id) is group:
+            del self.groups[group.request_id]
         if not self.groups:
             self._idle.set()
 
@@ -308,13 +316,13 @@ class StepLoop:
         while self._inbox:
             self._contained(self._inbox.popleft())
         for group in list(self.groups.values()):
-            error = None if cause is None else ModelError(f"the engine failed inside: {cause!r}")
+            error = None if cause is None else ModelError(f"the engine failed inside: {describe(cause)}")
             if error is not None:
                 error.__cause__ = cause
             try:
                 self._end(group, reason, error)
             except Exception as again:  # noqa: BLE001  # the others must get their end too
-                self._logger.error("a request could not be ended cleanly", error=repr(again))
+                self._logger.error("a request could not be ended cleanly", error=describe(again))
                 self._scheduler.drop(group)
                 group.ended_by, group.error = reason, error
                 self._forget(group)
@@ -324,7 +332,7 @@ class StepLoop:
         try:
             action()
         except Exception as error:  # noqa: BLE001  # something is wrong already, and the rest must be ended too
-            self._logger.error("a change could not be made while all requests are ended", error=repr(error))
+            self._logger.error("a change could not be made while all requests are ended", error=describe(error))
 
     def _stuck_seconds(self) -> float:
         if self._step_began is None:

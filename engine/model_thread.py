@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import anyio
 
-from ..errors import EngineClosed, ModelError
+from ..errors import EngineClosed, ModelError, describe
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,9 +75,9 @@ class ModelThread:
 
 def _deliverable(error: BaseException) -> Exception:
     """What would end or cancel the event loop that takes it (SystemExit, a panic of native code) becomes an ordinary error."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | EngineClosed):  # closed: only for call itself
         return error
-    wrapped = ModelError(f"the model raised {type(error).__name__}: {error}")
+    wrapped = ModelError(f"the model raised {describe(error)}")
     wrapped.__cause__ = error
     return wrapped
 

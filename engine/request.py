@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -92,6 +91,14 @@ class SamplingParams:
     def samples(self) -> int:
         """Sequences that this request runs side by side."""
         return self.beam_width if self.beam_width > 1 else (self.best_of or self.n)
+
+    def shows_text_as(self, other: SamplingParams) -> bool:
+        """Whether both make the same text of the same tokens."""
+        return (self.stop, self.include_stop, self.skip_special_tokens) == (
+            other.stop,
+            other.include_stop,
+            other.skip_special_tokens,
+        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> SamplingParams:
@@ -211,7 +218,7 @@ def _check_samples(p: SamplingParams) -> None:
         _integer("best_of", p.best_of, 1, MAX_SAMPLES)
         if p.best_of < p.n:
             raise InvalidRequest(f"best_of ({p.best_of}) must be at least n ({p.n})")
-    if p.early_stopping not in (True, False, "never"):
+    if not isinstance(p.early_stopping, bool) and p.early_stopping != "never":
         raise InvalidRequest(f"early_stopping must be true, false or 'never', not {p.early_stopping!r}")
     if p.beam_width > 1 and p.n > p.beam_width:
         raise InvalidRequest(f"n ({p.n}) must not exceed beam_width ({p.beam_width})")
@@ -223,20 +230,23 @@ def _check_samples(p: SamplingParams) -> None:
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {_shown(value)}")
+        raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {shown(value)}")
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or not low <= value <= high:  # type: ignore[operator]  # good says it is a number
-        raise InvalidRequest(f"{name} must be a number from {low:g} to {high:g}, not {_shown(value)}")
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not low <= value <= high:  # type: ignore[operator]  # good says it is a number; NaN is in no range
+        raise InvalidRequest(f"{name} must be a number from {low:g} to {high:g}, not {shown(value)}")
 
 
 def _list(name: str, value: object) -> None:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise InvalidRequest(f"{name} must be a list, not {_shown(value)}")
+        raise InvalidRequest(f"{name} must be a list, not {shown(value)}")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A short form for messages: never a whole prompt."""
-    return repr(value)[:40]
+    try:
+        return repr(value)[:40]
+    except Exception:  # noqa: BLE001  # integers of thousands of digits refuse to be shown, foreign objects may do anything
+        return f"a {type(value).__name__} that cannot be shown"

@@ -243,7 +243,9 @@ class Scheduler:
     @property
     def _unit(self) -> int:
         """Prefill chunks end at multiples of this."""
-        return self._cache.block_size if min(self._prefill_cap, self.token_limit) >= self._cache.block_size else 1
+        size = self._cache.block_size
+        # decodes leave at least half of the budget; a whole block has to fit into that, or no prompt would ever get on
+        return size if min(self._prefill_cap, self.token_limit // 2) >= size else 1
 
     def _kept_for_prefill(self, decoding: int) -> int:
         busy = bool(self.waiting) or decoding < len(self.running)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -101,8 +101,16 @@ class Sample:
     def end(self, reason: FinishReason) -> None:
         """Stop here, and show the text that was held back."""
         self.finish_reason = reason
+        if self.group.beam is not None:  # a live beam has no text yet
+            self.write(self.token_ids)
         if self.text is not None and (stop := self.text.finish()) is not None and reason is FinishReason.LENGTH:
             self.finish_reason, self.stop_reason = FinishReason.STOP, stop
+
+    def write(self, tokens: Iterable[int]) -> None:
+        """Add the text of ``tokens``, without a look for stop strings."""
+        if self.text is not None:
+            for token in tokens:
+                self.text.push(token, may_stop=False)
 
     def mean_logprob(self) -> float:
         """By which ``best_of`` chooses."""
@@ -114,12 +122,24 @@ class Sample:
 
     def continued_by(self, group: SequenceGroup, index: int, sequence: Sequence, seed: int) -> Sample:
         """A sample of ``group`` that goes on from here."""
-        twin = Sample(group, index, sequence, seed, self.text.copy() if self.text is not None else None)
+        same_text = group.params.shows_text_as(self.group.params)
+        text = self.text.copy() if same_text and self.text is not None else group.new_text()
+        twin = Sample(group, index, sequence, seed, text)
         twin.token_ids = list(self.token_ids)
+        if not same_text:
+            twin.write(self.token_ids)
         if twin.logprobs is not None:
             twin.logprobs = list(self.logprobs or ())
         twin.cumulative_logprob = self.cumulative_logprob
         return twin
+
+    def end_as_beam(self, reason: FinishReason) -> None:
+        """Stop as the beam that ``token_ids`` is, whose last token is an end token if ``reason`` says so."""
+        if reason is FinishReason.STOP:
+            self.write(self.token_ids[:-1])
+            self._end_by_token(self.token_ids[-1])
+        else:
+            self.end(reason)
 
     def _end_by_token(self, token: int) -> None:
         self.finish_reason = FinishReason.STOP
@@ -194,24 +214,29 @@ class SequenceGroup:
     def hypothesis(self, index: int, found: BeamHypothesis) -> Sample:
         """A finished beam in the form of a sample."""
         sample = Sample(self, index, self.samples[0].sequence, self.seed, self.new_text())
-        sample.phase, sample.finish_reason = Phase.DONE, found.finish_reason
+        sample.phase = Phase.DONE
         sample.token_ids, sample.cumulative_logprob = list(found.token_ids), found.sum_logprob
-        shown = found.token_ids[:-1] if found.finish_reason is FinishReason.STOP else found.token_ids
-        if sample.text is not None:
-            for token in shown:
-                sample.text.push(token, may_stop=False)
-            sample.text.finish()
+        sample.end_as_beam(found.finish_reason)
         return sample
 
     def results(self) -> list[Sample] | None:
         """What to hand out at the end in place of all samples: the best of them. ``None``: hand out all."""
         params = self.params
+        if params.max_tokens == 0 and self.samples[0].finish_reason is FinishReason.LENGTH:
+            return [self._empty(index) for index in range(params.n)]
         if params.samples == params.n and self.beam is None:
             return None
         ranked = self.samples if self.beam is not None else sorted(self.samples, key=Sample.mean_logprob, reverse=True)
         for index, sample in enumerate(ranked[: params.n]):
             sample.index = index
         return ranked[: params.n]
+
+    def _empty(self, index: int) -> Sample:
+        """A sample of a request for no tokens."""
+        first = self.samples[0]
+        sample = first.branch(index, first.sequence, first.seed)
+        sample.phase, sample.finish_reason = first.phase, first.finish_reason
+        return sample
 
     def sample_seeds(self) -> Iterator[int]:
         """The seed of each sample, in order."""

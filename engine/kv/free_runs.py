@@ -16,13 +16,13 @@ class FreeRuns:
     def __init__(self, total: int) -> None:
         self.count = 0
         """Ids in the set."""
-        self._length = array("i", bytes(4 * total))  # of each run, at both its ends; 0 elsewhere
+        self._length = array("i", bytes(4 * total))  # of runs, at both ends; 0 elsewhere
         self._bins: list[dict[int, None]] = [{} for _ in range(total.bit_length() + 1)]
         self._filled = 0  # bit b is set while bin b, the runs with bit_length(length) == b, is not empty
         self.give(0, total)
 
     def give(self, start: int, length: int) -> None:
-        """Put ``length`` ids from ``start`` into the set and join them with their neighbours. They must not be in it."""
+        """Put ``length`` ids from ``start`` into the set, joined with their neighbours. They must not be in it."""
         lengths = self._length
         self.count += length
         after = start + length

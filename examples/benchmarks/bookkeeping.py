@@ -26,14 +26,16 @@ from pathlib import Path
 from random import Random
 from statistics import median
 from time import monotonic, perf_counter_ns
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from octavo.engine.kv import CacheManager, Namespace, Sequence, encode_tokens
 from octavo.policies.eviction import Lru
 
-sys.path.insert(0, str(Path(__file__).parent))  # this folder is no package
-
-from yardstick import ChainedSequence, HashChainManager, pack  # after the path it lies on
+if TYPE_CHECKING:
+    from octavo.examples.benchmarks.yardstick import ChainedSequence, HashChainManager, pack
+else:
+    sys.path.insert(0, str(Path(__file__).parent))  # this folder is no package
+    from yardstick import ChainedSequence, HashChainManager, pack
 
 BLOCK_SIZE = 16
 PROMPTS = 64
@@ -170,7 +172,7 @@ class Track(Generic[Prompt, Handle]):
         self.times[name].append((perf_counter_ns() - start) / 1000)
 
 
-Pair: TypeAlias = "tuple[Track[array[int], Sequence], Track[bytes, ChainedSequence]]"
+Pair: TypeAlias = "tuple[Track[array[int], Sequence] | Track[bytes, ChainedSequence], ...]"
 
 
 @dataclass(frozen=True, slots=True)

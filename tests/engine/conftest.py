@@ -19,6 +19,8 @@ from octavo.engine import async_engine
 from octavo.engine.generation import Generation
 from octavo.engine.model.runner import StepInput
 from octavo.engine.model.text import TextCodec
+from octavo.engine.plan import StepPlan
+from octavo.engine.sequence import Sample
 from octavo.engine.testing import FakeRunner
 from octavo.errors import CensusFailed
 
@@ -178,3 +180,22 @@ def read() -> Read:
         return [last[index] for index in sorted(last)]
 
     return collect
+
+
+@pytest.fixture
+def preempt_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[AsyncEngine, Callable[[Sample], bool]], None]:
+    """Before each plan, preempt the running samples that a condition names, as if their blocks were needed elsewhere."""
+
+    def install(engine: AsyncEngine, condition: Callable[[Sample], bool]) -> None:
+        scheduler = engine._loop._scheduler
+        plan = scheduler.plan
+
+        def plan_after_preemption(now: float) -> StepPlan:
+            for sample in list(scheduler.running):
+                if sample in scheduler.running and condition(sample):
+                    scheduler._preempt(sample)
+            return plan(now)
+
+        monkeypatch.setattr(scheduler, "plan", plan_after_preemption)
+
+    return install

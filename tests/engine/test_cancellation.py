@@ -194,7 +194,7 @@ async def test_the_task_that_holds_the_engine_is_cancelled_at_any_moment(
         assert all(thread.is_closed for thread in threads), f"after {loop_steps} turns"
         assert runner.is_closed or loop_steps < 5, f"after {loop_steps} turns"
         loop_steps += 1
-    assert loop_steps > 20
+    assert loop_steps > 15
 
 
 @pytest.mark.asyncio
@@ -321,7 +321,9 @@ async def test_closing_while_the_prompt_is_being_encoded_submits_nothing(engine_
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("way", ["aclose elsewhere", "drop", "cancel the first reader", "drop in a thread"])
-async def test_a_stream_is_given_up_in_another_task(way: str, engine_of: EngineOf, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stream_is_given_up_in_another_task(
+    way: str, engine_of: EngineOf, caplog: pytest.LogCaptureFixture
+) -> None:
     """CONC-09 and TRACE-01: begun in one task and ended in another, or by nobody."""
     async with engine_of(num_blocks=512) as engine:
         generations = [engine.generate(PROMPT, SamplingParams(max_tokens=1000), request_id="x")]

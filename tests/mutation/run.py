@@ -18,12 +18,15 @@ import tempfile
 from importlib.util import cache_from_source
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.tests.mutation.mutants import MUTANTS, Mutant
+else:
+    sys.path.insert(0, str(Path(__file__).parent))  # this folder is no package
+    from mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(Path(__file__).parent))  # this folder is no package
-
-from mutants import MUTANTS, Mutant  # noqa: E402  # after the path it lies on
-
 SECONDS = 120
 """After which a run counts as noticed: the mutant made an endless loop."""
 

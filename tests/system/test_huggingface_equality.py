@@ -1,7 +1,8 @@
 """The demo model in the whole engine against ``generate`` of Transformers with the same weights, token for token.
 
-In float32 the logits of one position differ by about 1e-5 between forward passes of different shapes. Where the reference
-has two tokens that close at the top, either is right; such a tie ends the comparison of that text, and few are allowed.
+In float32 the logits of one position differ by about 1e-5 between forward passes of different shapes. Where the
+reference has two tokens that close at the top, either is right; such a tie ends the comparison of that text, and few are
+allowed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ BLOCK = 16
 NEAR = 1e-3
 """Logits closer to the best than this are as good as it."""
 LONGEST = 24
-"""Tokens of a reference; a shorter one is its beginning."""
+"""Tokens of most references; a shorter one is its beginning."""
+TIGHT: dict[str, object] = {"num_blocks": 22, "admission_reserve": 0.0}
+"""Too small for the growth of those that it admits, when prompts are short and ``LONGEST`` tokens follow."""
 CHATS = ("Why is the sky blue?", "Name three fruits.", "Write a haiku about rain.", "What is 12 times 12?", "Hello!")
 PROSE = (1, 2, 15, 16, 17, 31, 32, 33, 100, 129, 400, 700)
 CODE = (3, 8, 18, 47, 48, 49, 64, 200, 256, 333, 512)
@@ -78,18 +81,19 @@ class HuggingFace:
         self._eos = eos
         self._known: dict[Ids, Reference] = {}
 
-    def greedy(self, prompt: Ids, count: int = LONGEST) -> Reference:
+    def greedy(self, prompt: Ids, count: int, *, most: int = LONGEST) -> Reference:
+        """:param most: how many tokens anybody will ask for."""
         if prompt not in self._known:
-            self._known[prompt] = self._greedy(prompt)
+            self._known[prompt] = self._greedy(prompt, most)
         return self._known[prompt].first(count)
 
-    def _greedy(self, prompt: Ids) -> Reference:
+    def _greedy(self, prompt: Ids, count: int) -> Reference:
         found = self._model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             generation_config=GenerationConfig(
                 do_sample=False,
-                max_new_tokens=LONGEST,
+                max_new_tokens=count,
                 eos_token_id=sorted(self._eos),
                 pad_token_id=0,
                 output_logits=True,
@@ -148,8 +152,8 @@ class Demo:
     def prompts(self, breadth: Breadth) -> list[Ids]:
         return self._prompts if breadth == "all" else [self._prompts[i] for i in FEW]
 
-    def greedy(self, prompts: Sequence[Ids], count: int) -> list[Reference]:
-        return [self.huggingface.greedy(prompt, count) for prompt in prompts]
+    def greedy(self, prompts: Sequence[Ids], count: int, *, most: int = LONGEST) -> list[Reference]:
+        return [self.huggingface.greedy(prompt, count, most=most) for prompt in prompts]
 
 
 AtRest: TypeAlias = Callable[[AsyncEngine], None]
@@ -171,12 +175,6 @@ def config(**settings: object) -> EngineConfig:
 
 def greedy(count: int, **others: object) -> SamplingParams:
     return SamplingParams.from_mapping({"max_tokens": count, "temperature": 0.0, **others})
-
-
-def tight(prompts: Sequence[Ids]) -> dict[str, object]:
-    """Just enough blocks for the longest of ``prompts`` alone."""
-    most = max(-(-(len(prompt) + LONGEST - 1) // BLOCK) for prompt in prompts)
-    return {"num_blocks": most, "admission_reserve": 0.0}
 
 
 def count_ties(found: Sequence[Sequence[int]], references: Sequence[Reference]) -> int:
@@ -218,7 +216,9 @@ async def alone(
 async def test_cold_hit_longer_and_diverging(demo: Demo, assert_at_rest: AtRest, breadth: Breadth) -> None:
     prompts = demo.prompts(breadth)
     expected = demo.greedy(prompts, 16)
-    some = [(p, e) for p, e in zip(prompts, expected, strict=True) if BLOCK < len(p) < 320][:: 1 if breadth == "all" else 3]
+    some = [(p, e) for p, e in zip(prompts, expected, strict=True) if BLOCK < len(p) < 320][
+        :: 1 if breadth == "all" else 3
+    ]
     longer = [(*prompt, *reference.tokens, 11, 22, 33, 44, 55) for prompt, reference in some]
     parting = [(*prompt[: len(prompt) - BLOCK // 2 - 1], 66, 77, 88) for prompt, _ in some]
     async with AsyncEngine.open("smollm2", config(num_blocks=1024)) as engine:
@@ -230,17 +230,19 @@ async def test_cold_hit_longer_and_diverging(demo: Demo, assert_at_rest: AtRest,
         for prompt, output in zip(prompts, again, strict=True):
             kept = (len(prompt) + len(output.token_ids) - 1) // BLOCK * BLOCK
             assert output.cached_tokens == min(len(prompt) - 1, kept), f"a prompt of {len(prompt)} tokens"
-        extended = await together(engine, longer, greedy(16))
-        assert_equal(extended, demo.greedy(longer, 16))
+        extended = await together(engine, longer, greedy(8))
+        assert_equal(extended, demo.greedy(longer, 8, most=8))
         assert all(cached >= prompt - 5 - BLOCK for prompt, cached in _prompt_and_cached(extended))
-        diverged = await together(engine, parting, greedy(16))
-        assert_equal(diverged, demo.greedy(parting, 16))
+        diverged = await together(engine, parting, greedy(8))
+        assert_equal(diverged, demo.greedy(parting, 8, most=8))
         assert all(cached == prompt - 3 for prompt, cached in _prompt_and_cached(diverged))
         assert_at_rest(engine)
 
 
 @breadths
-@pytest.mark.parametrize("chunk", [16, pytest.param(64, marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "chunk", [16, pytest.param(64, marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.slow)]
+)
 @pytest.mark.asyncio
 async def test_alone_without_sharing_in_chunks(
     demo: Demo, assert_at_rest: AtRest, breadth: Breadth, chunk: int | None
@@ -268,7 +270,7 @@ async def test_in_batches_of_other_shapes(demo: Demo, assert_at_rest: AtRest, se
 @pytest.mark.asyncio
 async def test_preempted_in_a_small_pool(demo: Demo, assert_at_rest: AtRest, breadth: Breadth, sharing: bool) -> None:
     prompts = [prompt for prompt in demo.prompts(breadth) if len(prompt) < 120]
-    async with demo.engine(**tight(prompts), enable_prefix_caching=sharing) as engine:
+    async with demo.engine(**TIGHT, enable_prefix_caching=sharing) as engine:
         assert_equal(await together(engine, prompts, greedy(LONGEST)), demo.greedy(prompts, LONGEST))
         assert engine.stats().preemptions > 0
         assert_at_rest(engine)
@@ -277,7 +279,7 @@ async def test_preempted_in_a_small_pool(demo: Demo, assert_at_rest: AtRest, bre
 @breadths
 @pytest.mark.asyncio
 async def test_forks_and_parallel_samples(demo: Demo, assert_at_rest: AtRest, breadth: Breadth) -> None:
-    prompts = [prompt for prompt in demo.prompts(breadth) if len(prompt) < 120][:: 1 if breadth == "all" else 2]
+    prompts = [prompt for prompt in demo.prompts(breadth) if len(prompt) < 120][:: 1 if breadth == "all" else 3]
     async with demo.engine() as engine:
         for prompt, reference in zip(prompts, demo.greedy(prompts, 16), strict=True):
             lines = await _forked(engine, prompt, greedy(16))
@@ -294,7 +296,7 @@ async def test_a_chat_as_text(demo: Demo, assert_at_rest: AtRest) -> None:
     assert codec is not None
     messages = [{"role": "user", "content": "Name three fruits."}]
     prompt = tuple(codec.encode_chat(messages))
-    expected = demo.huggingface.greedy(prompt)
+    expected = demo.huggingface.greedy(prompt, LONGEST)
     async with demo.engine() as engine:
         outputs = [output async for output in engine.generate(messages, greedy(LONGEST))]
         assert_at_rest(engine)
@@ -326,7 +328,7 @@ async def test_beams(
     chosen = (0, 1, 9, 13, 20, 24, 28, 36) if breadth == "all" else (0, 13)
     prompts = [demo.prompts("all")[i] for i in chosen]
     params = SamplingParams(
-        max_tokens=12,
+        max_tokens=8,
         beam_width=width,
         n=width,
         early_stopping=early,
@@ -352,23 +354,36 @@ async def test_beams(
 @pytest.mark.asyncio
 async def test_seeded_draws_do_not_depend_on_company(demo: Demo, assert_at_rest: AtRest, breadth: Breadth) -> None:
     prompts = [prompt for prompt in demo.prompts(breadth) if len(prompt) < 120]
-    params = [
-        SamplingParams(max_tokens=LONGEST, ignore_eos=True, temperature=0.7 + 0.1 * (i % 4), top_p=0.95, top_k=50 * (i % 3), seed=i)
-        for i in range(len(prompts))
-    ]
+    params = [_drawn(seed) for seed in range(len(prompts))]
+    every = 1 if breadth == "all" else 3
     async with demo.engine(enable_prefix_caching=False) as engine:
-        expected = [output.token_ids for output in await alone(engine, prompts, params)]
-        assert len(set(expected)) == len(prompts)
+        lonely = await alone(engine, prompts[::every], params[::every])
     async with demo.engine() as engine:
-        for _ in range(2):
-            outputs = await together(engine, prompts, params)
-            assert sum(o.token_ids != e for o, e in zip(outputs, expected, strict=True)) <= len(prompts) // 20
+        for _ in range(1 if breadth == "few" else 2):
+            social = await together(engine, prompts, params)
+            assert_same_draws(social[::every], lonely)
         assert_at_rest(engine)
-    async with demo.engine(**tight(prompts)) as engine:
-        outputs = await together(engine, prompts, params)
+    async with demo.engine(**TIGHT) as engine:
+        assert_same_draws(await together(engine, prompts, params), social)
         assert engine.stats().preemptions > 0
-        assert sum(o.token_ids != e for o, e in zip(outputs, expected, strict=True)) <= len(prompts) // 20
         assert_at_rest(engine)
+
+
+def assert_same_draws(outputs: Sequence[RequestOutput], others: Sequence[RequestOutput]) -> None:
+    """Some hundred draws may hold one that fell between the sums of two almost equal distributions."""
+    different = sum(a.token_ids != b.token_ids for a, b in zip(outputs, others, strict=True))
+    assert different <= len(outputs) // 20
+
+
+def _drawn(seed: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=LONGEST,
+        ignore_eos=True,
+        temperature=0.7 + 0.1 * (seed % 4),
+        top_p=0.95,
+        top_k=50 * (seed % 3),
+        seed=seed,
+    )
 
 
 async def _forked(engine: AsyncEngine, prompt: Ids, params: SamplingParams) -> list[RequestOutput]:

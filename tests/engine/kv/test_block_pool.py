@@ -101,11 +101,6 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.references(block) == self.references[block]
 
 
-def test_pool_under_random_use() -> None:
-    chosen = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, database=None)
-    run_state_machine_as_test(PoolMachine, settings=chosen)  # type: ignore[no-untyped-call]  # of hypothesis
-
-
 def test_allocation_is_one_run_where_there_is_one() -> None:
     pool = BlockPool(TOTAL, 4)
     assert list(pool.allocate(5)) == [0, 1, 2, 3, 4]
@@ -169,3 +164,8 @@ def test_releasing_a_run_with_one_pinned_block_keeps_that_one() -> None:
     pool.release(run)
     assert pool.in_transfer == 1
     assert pool.free_ids() == [block for block in range(TOTAL) if block not in (run[3], *other)]
+
+
+def test_pool_under_random_use() -> None:
+    chosen = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, database=None)
+    run_state_machine_as_test(PoolMachine, settings=chosen)

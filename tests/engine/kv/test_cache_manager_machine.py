@@ -123,6 +123,12 @@ class World:
     def try_admit(self, live: Live, headroom: int, *, reuse: bool, resumed: bool) -> None:
         sequence, text = live
         whole, partial = self.best_hit(sequence) if reuse and self.sharing else (0, 0)
+        producer = self.manager.producer(sequence)
+        if producer is not None:
+            assert self.live[producer.seq_id].sequence is producer
+            end = (self.best_hit(sequence)[0] + 1) * BLOCK
+            assert (producer.namespace, list(producer.tokens[:end])) == (sequence.namespace, text[:end])
+            assert len(text) >= end > producer.computed
         before, evictions = self.manager.stats(), self.evictions()
         available, needed = self.manager.available, -(-len(text) // BLOCK) - whole
         idle_hit = self.idle_part_of_hit(sequence, whole)
@@ -435,7 +441,7 @@ def _machine_run(examples: int, steps: int) -> None:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(CacheMachine, settings=chosen)  # type: ignore[no-untyped-call]  # of hypothesis
+    run_state_machine_as_test(CacheMachine, settings=chosen)
 
 
 def _walk(world: World, seed: int, steps: int) -> CacheStats:

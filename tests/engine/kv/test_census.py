@@ -59,13 +59,18 @@ FALSIFICATIONS: dict[str, Callable[[Books], object]] = {
     "bytes of tokens": lambda books: books.idle.tokens.extend(b"1234"),
     "tree counts": lambda books: setattr(books.manager.tree, "idle_blocks", 0),
     "wrongly a candidate": lambda books: books.manager.tree.candidates.clear(),
-    "and its children disagree": lambda books: books.held.parent and books.held.parent.keys.clear(),
+    "and its children disagree": lambda books: _clear_keys(books.held.parent),
     "is registered": lambda books: books.manager._sequences.update({9: _stranger()}),
     "of them shared": lambda books: setattr(books.running, "computed", 3),
     "of them shared ": lambda books: setattr(books.running, "computed", 11),
     "a root without a use": lambda books: books.manager.tree._root(Namespace("nobody")),
     "does not add up": lambda books: books.manager.pool._pins.clear(),
 }
+
+
+def _clear_keys(node: Node | None) -> None:
+    if node is not None:
+        node.keys.clear()
 
 
 def _stranger() -> Sequence:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
 
 from octavo.engine.kv import CacheManager, EvictedRun, Namespace, Sequence, encode_tokens
-from octavo.engine.kv.eviction import ContainedPolicy, Ghosts
+from octavo.engine.kv.eviction import ContainedPolicy, EvictionHook, Ghosts
 from octavo.engine.kv.prefix_tree import Node
 from octavo.errors import OutOfBlocks
 from octavo.policies.eviction import Entry, EvictionPolicy, Lru
@@ -23,9 +23,7 @@ class Fault(NamedTuple):
 class Stage:
     """A manager whose clock counts, and what it reported."""
 
-    def __init__(
-        self, blocks: int, policy: EvictionPolicy | None = None, hook: Callable[[EvictedRun], None] | None = None
-    ) -> None:
+    def __init__(self, blocks: int, policy: EvictionPolicy | None = None, hook: EvictionHook | None = None) -> None:
         self.now = 0.0
         self.faults: list[Fault] = []
         self.manager = CacheManager(
@@ -101,7 +99,7 @@ def test_the_least_recently_used_goes_first_and_a_hit_makes_young() -> None:
     stage = Stage(4)
     for first in (1, 2, 3):
         stage.serve(first)
-    stage.serve(1, 0, 0, 0, 9, blocks=2)  # a hit on 1; 2 is the oldest now
+    stage.manager.finish(stage.admit([1, 0, 0, 0, 9]))  # a hit on 1 and nothing else; 2 is the oldest now
     assert stage.manager.evict(1) == 1
     assert [stage.cached(first) for first in (1, 2, 3)] == [1, 0, 1]
 
@@ -175,7 +173,11 @@ def test_the_hook_sees_what_leaves_before_it_can_be_reused() -> None:
 
 
 def test_blocks_that_the_hook_pins_are_in_transfer_and_others_go_in_their_place() -> None:
-    stage = Stage(4, hook=lambda run: [stage.manager.pool.pin(block) for block in run.blocks[:1]] and None)
+    def hook(run: EvictedRun) -> None:
+        for block in run.blocks:
+            stage.manager.pool.pin(block)
+
+    stage = Stage(4, hook=hook)
     for first in (1, 2, 3, 4):
         stage.serve(first)
     assert stage.manager.evict(2) == 0

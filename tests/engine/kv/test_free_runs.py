@@ -30,35 +30,6 @@ def _longest_run(free: set[int]) -> int:
     return best
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
-@given(st.data())
-def test_takes_and_gives_keep_the_set(data: st.DataObject) -> None:
-    runs, free, taken = FreeRuns(TOTAL), set(range(TOTAL)), set[int]()
-    for _ in range(data.draw(st.integers(1, 40))):
-        if free and data.draw(st.booleans()):
-            wanted, after = data.draw(st.integers(1, 12)), data.draw(st.integers(-1, TOTAL))
-            longest = _longest_run(free)
-            starts_run = after + 1 in free and after not in free
-            start, length = runs.take(wanted, after)
-            got = set(range(start, start + length))
-            assert got <= free
-            assert 1 <= length <= wanted
-            assert length == wanted or starts_run or longest < 2 * wanted
-            if starts_run:
-                assert start == after + 1 or after < 0
-            free -= got
-            taken |= got
-        elif taken:
-            block = data.draw(st.sampled_from(sorted(taken)))
-            length = 1
-            while block + length in taken and data.draw(st.booleans()):
-                length += 1
-            runs.give(block, length)
-            taken -= set(range(block, block + length))
-            free |= set(range(block, block + length))
-        _check(runs, free)
-
-
 def test_whole_pool_is_one_run() -> None:
     assert FreeRuns(TOTAL).take(TOTAL) == (0, TOTAL)
 
@@ -94,3 +65,33 @@ def test_neighbours_join_whatever_the_order(give_order: tuple[int, ...]) -> None
     for block in give_order:
         runs.give(block, 1)
     assert list(runs.runs()) == [(3, 3)]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_takes_and_gives_keep_the_set(data: st.DataObject) -> None:
+    runs = FreeRuns(TOTAL)
+    free, taken = set(range(TOTAL)), set[int]()
+    for _ in range(data.draw(st.integers(1, 40))):
+        if bool(free) and data.draw(st.booleans()):
+            wanted, after = data.draw(st.integers(1, 12)), data.draw(st.integers(-1, TOTAL))
+            longest = _longest_run(free)
+            starts_run = after + 1 in free and after not in free
+            start, length = runs.take(wanted, after)
+            got = set(range(start, start + length))
+            assert got <= free
+            assert 1 <= length <= wanted
+            assert length == wanted or starts_run or longest < 2 * wanted
+            if starts_run:
+                assert start == after + 1 or after < 0
+            free -= got
+            taken |= got
+        elif taken:
+            block = data.draw(st.sampled_from(sorted(taken)))
+            length = 1
+            while block + length in taken and data.draw(st.booleans()):
+                length += 1
+            runs.give(block, length)
+            taken -= set(range(block, block + length))
+            free |= set(range(block, block + length))
+        _check(runs, free)

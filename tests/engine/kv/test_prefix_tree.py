@@ -186,18 +186,6 @@ def _common(one: tuple[int, ...], other: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def test_tree_under_random_use() -> None:
-    chosen = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None)
-    run_state_machine_as_test(TreeMachine, settings=chosen)  # type: ignore[no-untyped-call]  # of hypothesis
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_tree_under_much_random_use() -> None:
-    chosen = settings(max_examples=1500, stateful_step_count=80, deadline=None, derandomize=True, database=None)
-    run_state_machine_as_test(TreeMachine, settings=chosen)  # type: ignore[no-untyped-call]  # of hypothesis
-
-
 def test_one_prompt_is_one_node() -> None:
     """Compressed: a node per branching, not per block."""
     garden = Garden()
@@ -386,3 +374,15 @@ def test_another_namespace_finds_nothing() -> None:
 )
 def test_agreement_is_in_whole_tokens(block: list[int], rest: list[int], expected: int) -> None:
     assert _agreeing_tokens(encode_tokens(block).tobytes(), encode_tokens(rest).tobytes()) == expected
+
+
+def test_tree_under_random_use() -> None:
+    chosen = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None)
+    run_state_machine_as_test(TreeMachine, settings=chosen)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_tree_under_much_random_use() -> None:
+    chosen = settings(max_examples=1500, stateful_step_count=80, deadline=None, derandomize=True, database=None)
+    run_state_machine_as_test(TreeMachine, settings=chosen)
