@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from octavo.engine.model_thread import ModelThread
+from octavo.errors import EngineClosed, ModelError
+
+
+@pytest.mark.asyncio
+async def test_calls_run_one_after_the_other_in_one_other_thread() -> None:
+    thread = ModelThread("octavo-test")
+    seen: list[tuple[int, str]] = []
+
+    def record(number: int) -> int:
+        seen.append((number, threading.current_thread().name))
+        return number * 2
+
+    assert await asyncio.gather(*(thread.call(record, number) for number in range(20))) == list(range(0, 40, 2))
+    assert seen == [(number, "octavo-test") for number in range(20)]
+    assert await thread.close(5.0)
+
+
+class Own(Exception):
+    pass
+
+
+@pytest.mark.asyncio
+async def test_errors_arrive_and_the_thread_goes_on() -> None:
+    """CONC-08: also those that would end the event loop, or that a future refuses to carry."""
+    thread = ModelThread()
+
+    def fail(error: BaseException) -> None:
+        raise error
+
+    with pytest.raises(Own):
+        await thread.call(fail, Own())
+    for error in (SystemExit(1), KeyboardInterrupt(), StopIteration(3), asyncio.CancelledError(), GeneratorExit()):
+        with pytest.raises(ModelError, match=type(error).__name__) as raised:
+            await thread.call(fail, error)
+        assert raised.value.__cause__ is error
+
+    class Silent(BaseException):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    with pytest.raises(ModelError, match="Silent"):
+        await thread.call(fail, Silent())
+    assert await thread.call(lambda: 7) == 7
+    assert await thread.close(5.0)
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_caller_drops_the_result_and_the_next_call_comes_after_it() -> None:
+    thread = ModelThread()
+    gate = threading.Event()
+    order: list[str] = []
+
+    def slow() -> None:
+        gate.wait()
+        order.append("slow")
+
+    waiting = asyncio.create_task(thread.call(slow))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    following = asyncio.create_task(thread.call(order.append, "next"))
+    await asyncio.sleep(0)
+    gate.set()
+    await following
+    assert order == ["slow", "next"]
+    assert await thread.close(5.0)
+
+
+@pytest.mark.asyncio
+async def test_closing_waits_for_what_was_called_and_refuses_the_rest() -> None:
+    thread = ModelThread()
+    gate = threading.Event()
+    waiting = asyncio.create_task(thread.call(gate.wait))
+    await asyncio.sleep(0)
+    assert not await thread.close(0.01)
+    with pytest.raises(EngineClosed):
+        await thread.call(lambda: None)
+    gate.set()
+    assert await waiting
+    assert await thread.close(5.0)
+    assert await thread.close(5.0)
+    assert await thread.close(0.0) or not thread._thread.is_alive()
+
+
+def test_a_call_that_ends_after_its_event_loop_is_dropped_in_silence() -> None:
+    """FLOW-06: no "loop is closed" from the thread."""
+    gate = threading.Event()
+    threads: list[ModelThread] = []
+
+    async def main() -> None:
+        threads.append(ModelThread())
+        task = asyncio.create_task(threads[0].call(gate.wait))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(main())
+    gate.set()
+
+    async def close() -> bool:
+        return await threads[0].close(5.0)
+
+    assert asyncio.run(close())
+    threads[0]._thread.join(5.0)
+    assert not threads[0]._thread.is_alive()
