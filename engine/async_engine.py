@@ -7,13 +7,14 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from ..errors import ContractBroken, EngineClosed, InvalidRequest, PluginError, QueueFull, RequestRejected, describe
+from ..errors import ContractBroken, EngineClosed, InvalidRequest, QueueFull, RequestRejected, describe
 from ..plugins import PluginGroup
 from ..policies.eviction.base import EvictionPolicy
 from ..policies.scheduling.base import SchedulingPolicy
@@ -140,7 +141,7 @@ class AsyncEngine:
     async def close(self) -> None:
         """Abort what runs, end the loop, free the model. Idempotent, from any task of the engine's event loop.
 
-        Returns even when a step hangs, after ``CLOSE_TIMEOUT``. A cancellation that comes meanwhile takes effect after that.
+        Returns even when a step hangs, after ``CLOSE_TIMEOUT``. A cancellation that comes meanwhile takes effect then.
 
         :raises EngineClosed: when the engine is open in another event loop.
         """
@@ -303,12 +304,14 @@ class AsyncEngine:
         cache = CacheManager(
             config.num_blocks,
             config.block_size,
-            _made(lambda: EVICTION_POLICIES.resolve(config.eviction_policy)(config.num_blocks), config.eviction_policy),
+            _made(
+                partial(EVICTION_POLICIES.resolve(config.eviction_policy), config.num_blocks), config.eviction_policy
+            ),
             clock=clock,
             on_fault=fault,
             sharing=config.enable_prefix_caching,
         )
-        scheduling = _made(lambda: SCHEDULING_POLICIES.resolve(config.scheduling_policy)(), config.scheduling_policy)
+        scheduling = _made(SCHEDULING_POLICIES.resolve(config.scheduling_policy), config.scheduling_policy)
         scheduler = Scheduler(cache, scheduling, config, on_fault=scheduling_fault)
         new_id = self._ids.__next__
         self._intake = Intake(self._runner.info, self._codec, config, clock=clock, new_id=new_id)
@@ -326,11 +329,11 @@ class AsyncEngine:
     async def _live(self) -> None:
         """The life of the engine from loading to the end of its thread.
 
-        A task of its own: the engine can be entered, closed and left from different tasks, closing it cancels nobody, and a
-        caller that is cancelled while it opens or closes leaves nothing behind.
+        A task of its own: the engine can be entered, closed and left from different tasks, closing it cancels nobody,
+        and a caller that is cancelled while it opens or closes leaves nothing behind.
         """
-        for group, name in ((EVICTION_POLICIES, self.config.eviction_policy), (SCHEDULING_POLICIES, self.config.scheduling_policy)):
-            group.find(name)  # a wrong name is told before the model is loaded
+        EVICTION_POLICIES.find(self.config.eviction_policy)  # a wrong name is told before the model is loaded
+        SCHEDULING_POLICIES.find(self.config.scheduling_policy)
         thread = ModelThread()
         try:
             self._runner, self._codec = await thread.call(self._load)
@@ -428,13 +431,9 @@ class AsyncEngine:
 
 
 def _made(make: Callable[[], T], name: str) -> T:
-    """
-    :raises ContractBroken: when the plug-in's constructor raises.
-    """
+    """:raises ContractBroken: when the plug-in's constructor raises."""
     try:
         return make()
-    except PluginError:
-        raise
     except Exception as error:
         raise ContractBroken(f"plug-in {name!r} could not be made: {describe(error)}") from error
 

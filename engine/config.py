@@ -66,22 +66,27 @@ class EngineConfig:
     """Run the census after every step (slow; for tests and for hunting a bug)."""
 
     def __post_init__(self) -> None:
-        self._require_positive("num_blocks", "block_size", "max_batch_tokens", "max_running", "max_waiting")
-        self._require_positive("evict_interval", "step_timeout")
+        for name in ("num_blocks", "block_size", "max_batch_tokens", "max_running", "max_waiting"):
+            _require(_is_count(getattr(self, name)), f"{name} must be a positive integer, not {getattr(self, name)!r}")
+        for name in ("evict_interval", "step_timeout"):
+            _require(_is_number(getattr(self, name)) and getattr(self, name) > 0, f"{name} must be a positive number")
         for name in ("evict_below", "evict_until", "admission_reserve"):
-            _require(0.0 <= getattr(self, name) < 1.0, f"{name} must be in [0, 1)")
+            _require(_is_number(getattr(self, name)) and 0.0 <= getattr(self, name) < 1.0, f"{name} must be in [0, 1)")
         _require(self.evict_below <= self.evict_until, "evict_below must not exceed evict_until")
-        _require(self.prefix_wait >= 0, "prefix_wait must not be negative")
-        _require(self.prefill_chunk is None or self.prefill_chunk > 0, "prefill_chunk must be positive or None")
+        _require(_is_number(self.prefix_wait) and self.prefix_wait >= 0, "prefix_wait must be 0 or a positive number")
+        _require(
+            self.prefill_chunk is None or _is_count(self.prefill_chunk),
+            "prefill_chunk must be a positive integer or None",
+        )
         _require(self.dtype in ("float32", "bfloat16", "float16"), f"dtype {self.dtype!r} is not known")
 
-    def _require_positive(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            _require(
-                isinstance(value, int | float) and not isinstance(value, bool) and value > 0,
-                f"{name} must be a positive number, not {value!r}",
-            )
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _require(holds: bool, message: str) -> None:

@@ -23,10 +23,9 @@ class StepExecutor:
     def __init__(self, runner: ModelRunner, thread: ModelThread) -> None:
         self._runner = runner
         self._thread = thread
+        self._vocab_size = runner.info.vocab_size
 
-    async def execute(
-        self, rows: Sequence[PlannedRow], *, on_out_of_memory: Callable[[int], None]
-    ) -> list[RowResult]:
+    async def execute(self, rows: Sequence[PlannedRow], *, on_out_of_memory: Callable[[int], None]) -> list[RowResult]:
         """What came out for each row, in order: its output, or the error that only this row is to blame for.
 
         ``on_out_of_memory`` is told the tokens of every try that the device had no memory for.
@@ -35,7 +34,7 @@ class StepExecutor:
         """
         try:
             step = pack(rows)
-            return _row_results(step, await self._thread.call(self._runner.execute, step))
+            return self._row_results(step, await self._thread.call(self._runner.execute, step))
         except EngineClosed:
             raise
         except Exception as error:  # noqa: BLE001  # whatever a model raises, only the rows at fault shall end
@@ -48,20 +47,28 @@ class StepExecutor:
             first = await self.execute(rows[:half], on_out_of_memory=on_out_of_memory)
             return first + await self.execute(rows[half:], on_out_of_memory=on_out_of_memory)
 
+    def _row_results(self, step: StepInput, output: StepOutput) -> list[RowResult]:
+        if len(output.rows) != len(step.rows):
+            raise ModelError(f"the runner returned {len(output.rows)} rows for {len(step.rows)}")
+        return [self._row_result(row, result) for row, result in zip(step.rows, output.rows, strict=True)]
 
-def _row_results(step: StepInput, output: StepOutput) -> list[RowResult]:
-    if len(output.rows) != len(step.rows):
-        raise ModelError(f"the runner returned {len(output.rows)} rows for {len(step.rows)}")
-    return [_row_result(row, result) for row, result in zip(step.rows, output.rows, strict=True)]
-
-
-def _row_result(row: Row, result: RowOutput) -> RowResult:
-    if result.error is not None:
-        return ModelError(result.error)
-    wanted = row.sampling
-    if wanted is not None and (len(result.sampled) != len(wanted.seeds) or bool(result.beam) != bool(wanted.beam_candidates)):
-        return ModelError(f"the runner returned {len(result.sampled)} draws for the {len(wanted.seeds)} of a row")
-    return result
+    def _row_result(self, row: Row, result: RowOutput) -> RowResult:
+        """The result itself when it can be used: a bad id would spoil the next step, perhaps for all."""
+        if result.error is not None:
+            return ModelError(result.error)
+        wanted = row.sampling
+        if wanted is None:
+            return result
+        if len(result.sampled) != len(wanted.seeds):
+            return ModelError(f"the runner returned {len(result.sampled)} draws for the {len(wanted.seeds)} of a row")
+        if wanted.beam_candidates and not result.beam:
+            return ModelError("the runner returned no candidates for a beam")
+        for token_id, *_ in (*result.sampled, *result.beam):
+            if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size:
+                return ModelError(
+                    f"the runner returned {token_id!r:.40} as a token of a vocabulary of {self._vocab_size}"
+                )
+        return result
 
 
 def _as_model_error(error: Exception) -> ModelError:

@@ -218,9 +218,10 @@ class StepLoop:
 
     async def _wait(self) -> None:
         """Nothing can be computed: wait for news. What waits with nothing to wait for is told so."""
-        if self._scheduler.waiting and not self._scheduler.running:
+        stuck = self._scheduler.waiting or self._scheduler.running
+        if stuck:
             if not self.cache.pool.in_transfer:
-                self._give_up(self._scheduler.waiting[0])
+                self._give_up(stuck[0])
                 return
             await anyio.sleep(TRANSFER_POLL)
             return

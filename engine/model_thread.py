@@ -74,8 +74,11 @@ class ModelThread:
 
 
 def _deliverable(error: BaseException) -> Exception:
-    """What would end or cancel the event loop that takes it (SystemExit, a panic of native code) becomes an ordinary error."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration | EngineClosed):  # closed: only for call itself
+    """What would end or cancel the event loop that takes it (SystemExit, a panic of native code) becomes ordinary.
+
+    So do StopIteration, which no future carries, and EngineClosed, which only ``call`` itself may say.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | EngineClosed):
         return error
     wrapped = ModelError(f"the model raised {describe(error)}")
     wrapped.__cause__ = error

@@ -341,7 +341,7 @@ class Scheduler:
         return self._ranks[sample.group.job]
 
     def _rank_all(self) -> None:
-        """Ask the policy once per request and plan. From then on places count, so whatever ranks are, a plan sees one order."""
+        """Ask the policy once per request and plan. Then places count: whatever ranks are, a plan sees one order."""
         jobs = sorted({sample.group.job for sample in (*self.running, *self.waiting)}, key=lambda job: job.order)
         try:
             ranked = sorted(jobs, key=lambda job: self._policy.rank(job, self._now))

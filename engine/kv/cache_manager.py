@@ -186,8 +186,8 @@ class CacheManager:
     def fork(self, sequence: Sequence, seq_id: int) -> Sequence:
         """A second sequence with the same tokens on the same blocks. Costs no block until one of them writes.
 
-        Not while copies for ``sequence`` are still to be made: a step reads all sources before it writes, so the child's
-        copy would be one of an empty block.
+        Not while copies for ``sequence`` are still to be made: a step reads all sources before it writes, so a copy for
+        the child would be one of an empty block.
 
         :raises CacheMisuse: when ``sequence`` is not admitted or ``seq_id`` is taken.
         """

@@ -1,18 +1,23 @@
 """The usual block manager with prefix caching, as a yardstick for ``bookkeeping.py``.
 
-One object per block; a doubly linked list of free blocks in eviction order; a chain of SHA-256 digests, each over its
-parent's digest and the block's tokens; a dictionary from digest to block. A freed block keeps its digest until it is
-handed out again. Blocks are freed from the tail, so that the head of a prefix is evicted last.
+Built as the engines of the field build it: one object per block; a doubly linked list of free blocks in eviction order;
+per block a SHA-256 digest over the pickled triple of parent digest, token ids and extra keys; a dictionary from digest to
+block. A freed block keeps its digest until it is handed out again; blocks are freed from the tail, so that the head of a
+prefix is evicted last. Plain Python, no step left out and none added.
+
+With ``packed=True`` it hashes int32 bytes instead of pickles, which no engine does by default but a careful one could.
 """
 
 from __future__ import annotations
 
+import pickle
 import struct
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from hashlib import sha256
 
-TOKEN_BYTES = 4
 ROOT = sha256(b"root").digest()
+BlockHash = Callable[[bytes, SequenceOf[int]], bytes]
 
 
 class LinkedBlock:
@@ -52,7 +57,7 @@ class FreeList:
 
     def pop_many(self, count: int) -> list[LinkedBlock]:
         """Take the first ``count`` blocks."""
-        taken = []
+        taken: list[LinkedBlock] = []
         block = self._ring.after
         for _ in range(count):
             taken.append(block)
@@ -68,8 +73,8 @@ class ChainedSequence:
 
     __slots__ = ("blocks", "computed", "digests", "published", "tokens")
 
-    def __init__(self, tokens: bytes) -> None:
-        self.tokens = bytearray(tokens)
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = list(tokens)
         self.blocks: list[LinkedBlock] = []
         self.digests: list[bytes] = []
         self.computed = 0
@@ -79,26 +84,24 @@ class ChainedSequence:
 class HashChainManager:
     """Admit, commit, decode, finish."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, packed: bool = False) -> None:
         self.block_size = block_size
+        self._hash: BlockHash = hash_packed if packed else hash_pickled
         self._free = FreeList([LinkedBlock(i) for i in range(num_blocks)])
         self._cached: dict[bytes, LinkedBlock] = {}
 
-    def admit(self, tokens: bytes) -> ChainedSequence:
-        """Find the cached prefix of the prompt (int32 ``tokens``), hold it, and allocate the rest.
+    def admit(self, tokens: list[int]) -> ChainedSequence:
+        """Find the cached prefix of the prompt, hold it, and allocate the rest.
 
         :raises MemoryError: when there are not enough blocks; nothing has changed.
         """
         sequence = ChainedSequence(tokens)
-        self._digest(sequence, len(tokens) // TOKEN_BYTES)
-        hits = self._hits(sequence, len(tokens) // TOKEN_BYTES - 1)
-        missing = -(-len(tokens) // (self.block_size * TOKEN_BYTES)) - len(hits)
+        self._lengthen_chain(sequence)
+        hits = self._hits(sequence, len(tokens) - 1)
+        missing = -(-len(tokens) // self.block_size) - len(hits)
         if missing > self._free.count - sum(1 for block in hits if not block.references):
             raise MemoryError("not enough blocks")
-        for block in hits:
-            if not block.references:
-                self._free.remove(block)
-            block.references += 1
+        self._touch(hits)
         sequence.blocks = hits + self._allocate(missing)
         sequence.computed = len(hits) * self.block_size
         sequence.published = len(hits)
@@ -109,14 +112,9 @@ class HashChainManager:
         sequence.computed += count
         full = sequence.computed // self.block_size
         if full > sequence.published:
-            self._digest(sequence, full * self.block_size)
-            for index in range(sequence.published, full):
-                digest, block = sequence.digests[index], sequence.blocks[index]
-                if digest not in self._cached:
-                    self._cached[digest] = block
-                    block.digest = digest
-            sequence.published = full
-        sequence.tokens += token.to_bytes(TOKEN_BYTES, "little", signed=True)
+            self._publish(sequence, full)
+        sequence.tokens.append(token)
+        self._lengthen_chain(sequence)
 
     def decode(self, sequence: ChainedSequence, token: int) -> None:
         """One step of one token: a block for it if need be, then the commit."""
@@ -128,21 +126,20 @@ class HashChainManager:
 
     def finish(self, sequence: ChainedSequence) -> None:
         """Give all blocks back, the tail first."""
-        append = self._free.append
         for block in reversed(sequence.blocks):
             block.references -= 1
             if not block.references:
-                append(block)
+                self._free.append(block)
         sequence.blocks = []
 
-    def _digest(self, sequence: ChainedSequence, tokens: int) -> None:
-        """Lengthen the chain to all whole blocks of the first ``tokens`` tokens."""
-        digests, size = sequence.digests, self.block_size * TOKEN_BYTES
-        parent = digests[-1] if digests else ROOT
-        packed = bytes(sequence.tokens[len(digests) * size : tokens * TOKEN_BYTES])
-        for start in range(0, len(packed) - size + 1, size):
-            parent = sha256(parent + packed[start : start + size]).digest()
-            digests.append(parent)
+    def _lengthen_chain(self, sequence: ChainedSequence) -> None:
+        """A digest for every whole block that has none yet."""
+        tokens, digests = sequence.tokens, sequence.digests
+        start = len(digests) * self.block_size
+        while start + self.block_size <= len(tokens):
+            parent = digests[-1] if digests else ROOT
+            digests.append(self._hash(parent, tokens[start : start + self.block_size]))
+            start += self.block_size
 
     def _hits(self, sequence: ChainedSequence, limit: int) -> list[LinkedBlock]:
         hits = []
@@ -153,17 +150,39 @@ class HashChainManager:
             hits.append(block)
         return hits
 
+    def _touch(self, blocks: Iterable[LinkedBlock]) -> None:
+        for block in blocks:
+            if not block.references:
+                self._free.remove(block)
+            block.references += 1
+
     def _allocate(self, count: int) -> list[LinkedBlock]:
         taken = self._free.pop_many(count)
-        cached = self._cached
         for block in taken:
-            if block.digest is not None:
-                del cached[block.digest]
-                block.digest = None
-            block.references = 1
+            self._forget(block)
+            block.references += 1
         return taken
 
+    def _forget(self, block: LinkedBlock) -> None:
+        """A block that is handed out loses what it was cached for."""
+        if block.digest is not None:
+            del self._cached[block.digest]
+            block.digest = None
 
-def pack(tokens: SequenceOf[int]) -> bytes:
-    """Token ids as int32."""
-    return struct.pack(f"{len(tokens)}i", *tokens)
+    def _publish(self, sequence: ChainedSequence, full: int) -> None:
+        for index in range(sequence.published, full):
+            digest, block = sequence.digests[index], sequence.blocks[index]
+            if digest not in self._cached:
+                self._cached[digest] = block
+                block.digest = digest
+        sequence.published = full
+
+
+def hash_pickled(parent: bytes, tokens: SequenceOf[int]) -> bytes:
+    """Digest of a block, from its parent's, its tokens and the extra keys (adapter, salt: here none)."""
+    return sha256(pickle.dumps((parent, tuple(tokens), None), protocol=pickle.HIGHEST_PROTOCOL)).digest()
+
+
+def hash_packed(parent: bytes, tokens: SequenceOf[int]) -> bytes:
+    """The same over int32 bytes."""
+    return sha256(parent + struct.pack(f"{len(tokens)}i", *tokens)).digest()

@@ -1,8 +1,9 @@
 """Fixtures for tests of the whole engine over the fake model.
 
-The engines that ``engine_of`` opens run their steps in the event loop instead of a thread, so that a test decides what happens
-between and during steps: ``on_step(number)`` is awaited when step ``number`` is planned and not yet executed, which is where
-calls from outside arrive in life. Steps are counted from 1. On leaving, the engine must be idle and its books clean.
+The engines that ``engine_of`` opens run their steps in the event loop instead of a thread, so that a test decides what
+happens between and during steps: ``on_step(number)`` is awaited when step ``number`` is planned and not yet executed,
+which is where calls from outside arrive in life. Steps are counted from 1. On leaving, the engine must be idle and its
+books clean.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def read() -> Read:
 
 @pytest.fixture
 def preempt_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[AsyncEngine, Callable[[Sample], bool]], None]:
-    """Before each plan, preempt the running samples that a condition names, as if their blocks were needed elsewhere."""
+    """Before each plan, preempt the running samples that a condition names, as if others needed their blocks."""
 
     def install(engine: AsyncEngine, condition: Callable[[Sample], bool]) -> None:
         scheduler = engine._loop._scheduler

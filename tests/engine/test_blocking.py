@@ -165,7 +165,7 @@ async def test_a_closed_engine_says_so_to_threads_before_during_and_after() -> N
         lambda: blockings[0].complete([1], GREEDY),
         lambda: next(iter(blockings[0].generate([1], GREEDY))),
         lambda: blockings[0].abort("x"),
-        lambda: blockings[0].stats(),
+        blockings[0].stats,
     ):
         with pytest.raises(EngineClosed):
             await in_thread(call)

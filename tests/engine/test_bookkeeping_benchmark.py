@@ -62,29 +62,30 @@ def test_command_line_gives_json(bookkeeping: ModuleType, capsys: pytest.Capture
     assert isinstance(output["missed"], list)
 
 
-def test_yardstick_shares_frees_and_evicts(yardstick: ModuleType) -> None:
-    manager = yardstick.HashChainManager(6, 4)
-    first = manager.admit(yardstick.pack(range(12)))
+@pytest.mark.parametrize("packed", [False, True])
+def test_yardstick_shares_frees_and_evicts(yardstick: ModuleType, *, packed: bool) -> None:
+    manager = yardstick.HashChainManager(6, 4, packed=packed)
+    first = manager.admit(list(range(12)))
     assert first.computed == 0
     manager.commit(first, 12, 99)
-    second = manager.admit(yardstick.pack(range(12)))
+    second = manager.admit(list(range(12)))
     assert second.computed == 8  # the last token is always computed
     assert second.blocks[:2] == first.blocks[:2]
     with pytest.raises(MemoryError):
-        manager.admit(yardstick.pack([7] * 12))
+        manager.admit([7] * 12)
     manager.finish(first)
     manager.finish(second)
     assert manager._free.count == 6
-    other = manager.admit(yardstick.pack([7] * 24))  # everything that was cached is evicted
+    other = manager.admit([7] * 24)  # everything that was cached is evicted
     assert not manager._cached
     assert len({block.block_id for block in other.blocks}) == 6
 
 
 def test_yardstick_publishes_what_it_decodes(yardstick: ModuleType) -> None:
     manager = yardstick.HashChainManager(8, 4)
-    first = manager.admit(yardstick.pack([1, 2, 3]))
+    first = manager.admit([1, 2, 3])
     manager.commit(first, 3, 4)
     for token in (5, 6, 7, 8):
         manager.decode(first, token)
     assert first.computed == 7
-    assert manager.admit(yardstick.pack([1, 2, 3, 4, 5])).computed == 4
+    assert manager.admit([1, 2, 3, 4, 5]).computed == 4

@@ -185,7 +185,12 @@ async def test_the_task_that_holds_the_engine_is_cancelled_at_any_moment(
 ) -> None:
     """From the first await of entering to the last of leaving: no task stays, the runner and its thread are closed."""
     threads: list[InlineThread] = []
-    monkeypatch.setattr(async_engine, "ModelThread", lambda: threads.append(InlineThread()) or threads[-1])
+
+    def new_thread() -> InlineThread:
+        threads.append(InlineThread())
+        return threads[-1]
+
+    monkeypatch.setattr(async_engine, "ModelThread", new_thread)
     loop_steps, was_running = 0, True
     while was_running:
         runner = FakeRunner()
@@ -254,7 +259,7 @@ async def test_a_second_cancel_while_leaving_changes_nothing() -> None:
 
         runner = FakeRunner(before_step=before_step)
         task = asyncio.create_task(_whole_life(runner, "leave"))
-        while not entered.is_set():
+        while not entered.is_set():  # noqa: ASYNC110  # it is another thread that sets it
             await asyncio.sleep(0)
         for _ in range(5):
             task.cancel()
@@ -288,7 +293,7 @@ async def test_a_failed_load_and_a_cancelled_one_leave_no_thread() -> None:
 
     slow_runner = Slow()
     opening = asyncio.create_task(AsyncEngine(runner=slow_runner).__aenter__())
-    while not entered.is_set():
+    while not entered.is_set():  # noqa: ASYNC110  # it is another thread that sets it
         await asyncio.sleep(0)
     opening.cancel()
     await asyncio.sleep(0)

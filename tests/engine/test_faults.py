@@ -163,9 +163,9 @@ def _with_row(output: StepOutput, number: int, row: object) -> StepOutput:
 
 
 SPOILS: dict[str, Callable[[StepOutput, int], object]] = {
-    "a row too few": lambda output, number: StepOutput(output.rows[:-1]),
-    "a row too many": lambda output, number: StepOutput((*output.rows, RowOutput())),
-    "nothing": lambda output, number: None,
+    "a row too few": lambda output, _: StepOutput(output.rows[:-1]),
+    "a row too many": lambda output, _: StepOutput((*output.rows, RowOutput())),
+    "nothing": lambda _output, _: None,
     "no draw": lambda output, number: _with_row(output, number, RowOutput()),
     "no row": lambda output, number: _with_row(output, number, None),
     "two draws": lambda output, number: _with_row(
@@ -175,10 +175,16 @@ SPOILS: dict[str, Callable[[StepOutput, int], object]] = {
     "a token of 40 bits": lambda output, number: _with_row(
         output, number, RowOutput(sampled=(output.rows[number].sampled[0]._replace(token_id=2**40),))
     ),
+    "a token beyond the vocabulary": lambda output, number: _with_row(
+        output, number, RowOutput(sampled=(output.rows[number].sampled[0]._replace(token_id=64),))
+    ),
+    "a negative token": lambda output, number: _with_row(
+        output, number, RowOutput(sampled=(output.rows[number].sampled[0]._replace(token_id=-1),))
+    ),
     "no number": lambda output, number: _with_row(
         output,
         number,
-        RowOutput(sampled=(output.rows[number].sampled[0]._replace(token_id="a"),)),  # type: ignore[arg-type]
+        RowOutput(sampled=(output.rows[number].sampled[0]._replace(token_id=None),)),  # type: ignore[arg-type]
     ),
 }
 

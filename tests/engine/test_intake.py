@@ -122,10 +122,9 @@ async def test_parameters_are_checked_against_the_model(engine_of: EngineOf) -> 
         ):
             with pytest.raises(InvalidRequest):
                 await engine.complete([1, 2, 3], params)
-        for params in (None, {"max_tokens": 1}, "greedy"):
-            if params is not None:
-                with pytest.raises(InvalidRequest, match="SamplingParams"):
-                    await engine.complete([1], params)  # type: ignore[arg-type]  # what is tested
+        for wrong in ({"max_tokens": 1}, "greedy", SamplingParams):
+            with pytest.raises(InvalidRequest, match="SamplingParams"):
+                await engine.complete([1], wrong)  # type: ignore[arg-type]  # what is tested
         (full,) = await engine.complete([1, 2, 3], SamplingParams(max_tokens=17, temperature=0.0))
         assert (len(full.token_ids), full.finish_reason) == (17, FinishReason.LENGTH)
         assert engine.stats().submitted == 1
@@ -178,7 +177,7 @@ async def test_an_id_in_use_is_refused_and_free_afterwards(engine_of: EngineOf) 
 async def test_bias_forces_and_bans_and_leaves_the_neighbour_alone(
     greedy: bool, engine_of: EngineOf, alone: Alone
 ) -> None:
-    """INPUT-03: +100 forces a token, -100 removes it, also with ten thousand... as many entries as there are tokens."""
+    """INPUT-03: +100 forces a token, -100 removes it, also with nearly as many entries as there are tokens."""
     heat = 0.0 if greedy else 1.0
     async with engine_of() as engine:
         (free,) = await engine.complete([1, 2], GREEDY)

@@ -10,6 +10,7 @@ import pytest
 
 from octavo import AsyncEngine, EngineConfig, FinishReason, SamplingParams
 from octavo.engine.model.runner import StepInput
+from octavo.engine.plan import StepPlan
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.testing import FakeRunner
 from octavo.errors import ModelError, OutOfBlocks
@@ -47,9 +48,14 @@ async def test_an_idle_loop_makes_no_steps_and_does_not_spin(
     async with engine_of() as engine:
         await engine.complete([1, 2, 3], GREEDY)
         await asyncio.sleep(0)
-        plans = []
+        plans: list[float] = []
         original = Scheduler.plan
-        monkeypatch.setattr(Scheduler, "plan", lambda self, now: plans.append(now) or original(self, now))
+
+        def counted(self: Scheduler, now: float) -> StepPlan:
+            plans.append(now)
+            return original(self, now)
+
+        monkeypatch.setattr(Scheduler, "plan", counted)
         for _ in range(100):
             await asyncio.sleep(0)
         assert len(plans) <= 1
@@ -86,6 +92,26 @@ async def test_who_waits_for_blocks_in_transfer_gets_them_when_they_arrive(engin
         for block in moving:
             pool.unpin(block)
         assert (await task)[0].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.asyncio
+async def test_a_plan_that_stays_empty_ends_the_request_with_an_error(
+    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It should not happen; if it does, nobody waits for ever."""
+    async with engine_of() as engine:
+        generation = engine.generate([1, 2, 3], LONG)
+        await anext(generation)
+        with monkeypatch.context() as patch:
+            patch.setattr(Scheduler, "plan", lambda _self, _now: StepPlan(0))
+
+            async def read() -> None:
+                async for _ in generation:
+                    pass
+
+            with pytest.raises(OutOfBlocks):
+                await read()
+        assert (await engine.complete([1, 2, 3], GREEDY))[0].finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.asyncio

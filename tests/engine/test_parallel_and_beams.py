@@ -15,7 +15,7 @@ from octavo.engine.generation import Generation
 from octavo.engine.model.runner import Row, RowSampling, StepInput, TokenScore
 from octavo.engine.sequence import Sample
 from octavo.engine.testing import FakeCodec, FakeRunner
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, NeverFits
 
 EngineOf = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
 Alone = Callable[..., Awaitable[list[RequestOutput]]]
@@ -130,14 +130,12 @@ async def test_preempted_beams_come_back(
 @pytest.mark.asyncio
 async def test_beams_without_a_prefix_cache_need_room_apart(engine_of: EngineOf) -> None:
     """Once preempted they share nothing, so what does not fit side by side is refused rather than left waiting."""
-    for sharing, expected in ((True, 2), (False, 0)):
-        async with engine_of(num_blocks=10, enable_prefix_caching=sharing) as engine:
-            try:
-                assert len(await engine.complete([3] * 16, beams(2, max_tokens=9))) == expected
-            except InvalidRequest:
-                raise
-            except Exception as error:  # noqa: BLE001  # NeverFits: the count below says whether it may come
-                assert expected == 0, error
+    async with engine_of(num_blocks=10) as engine:
+        assert len(await engine.complete([3] * 16, beams(2, max_tokens=9))) == 2
+    async with engine_of(num_blocks=10, enable_prefix_caching=False) as engine:
+        with pytest.raises(NeverFits):
+            await engine.complete([3] * 16, beams(2, max_tokens=9))
+        assert len(await engine.complete([3] * 16, SamplingParams(max_tokens=9, n=2))) == 2
 
 
 @pytest.mark.asyncio
@@ -329,6 +327,20 @@ async def test_a_greedy_fork_says_what_its_source_says(
 
 
 @pytest.mark.asyncio
+async def test_a_waiting_request_can_be_forked(engine_of: EngineOf, alone: Alone) -> None:
+    forker = Forker(2, None)
+    async with engine_of(on_step=forker.on_step, max_running=1) as engine:
+        forker.engine = engine
+        first, source = await asyncio.gather(
+            engine.complete([1, 2], greedy(5)), engine.complete(PROMPT, greedy(5), request_id="source")
+        )
+        (forked,) = await asyncio.gather(*forker.tasks)
+        assert forker.past == 0
+    assert essence(first) == essence(await alone([1, 2], greedy(5)))
+    assert essence(source) == essence(forked) == essence(await alone(PROMPT, greedy(5)))
+
+
+@pytest.mark.asyncio
 async def test_sampled_forks_share_the_past_and_differ_after(engine_of: EngineOf, alone: Alone) -> None:
     """COW-10: the tail block is copied for the second writer, so the source is not disturbed."""
     forker = Forker(6, SamplingParams(max_tokens=12, seed=99))
@@ -396,6 +408,7 @@ async def test_what_cannot_be_forked_is_refused(engine_of: EngineOf) -> None:
             ("plain", SamplingParams(n=2), None),
             ("plain", SamplingParams(beam_width=2), None),
             ("plain", SamplingParams(prompt_logprobs=1), None),
+            ("plain", SamplingParams(logprobs=1), None),
             ("plain", None, "beams"),
         ):
             with pytest.raises(InvalidRequest) as error:
@@ -407,7 +420,7 @@ async def test_what_cannot_be_forked_is_refused(engine_of: EngineOf) -> None:
             engine.complete(PROMPT, greedy(4), request_id="plain"),
             engine.complete(PROMPT, beams(2, 4), request_id="beams"),
         )
-        assert len(caught) == 7
+        assert len(caught) == 8
         with pytest.raises(InvalidRequest, match="under way"):
             await engine.fork("plain")
         assert engine.stats().submitted == 2
@@ -418,7 +431,7 @@ async def test_what_cannot_be_forked_is_refused(engine_of: EngineOf) -> None:
 async def test_a_fork_of_a_row_that_fails_reads_no_block_that_was_not_copied(
     tokens: int, engine_of: EngineOf, alone: Alone
 ) -> None:
-    """The source's step fails before its copy on write is made; the fork, asked for in that step, must not rely on it."""
+    """The source's step fails before its copy on write is made; a fork asked for in that step must not rely on it."""
     failing = {"now": False, "step": -1}
 
     def before_step(step: StepInput) -> None:

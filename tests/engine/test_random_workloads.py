@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from random import Random
@@ -17,7 +17,7 @@ from octavo.errors import InvalidRequest, NeverFits
 
 EngineOf = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
 Alone = Callable[..., Awaitable[list[RequestOutput]]]
-Read = Callable[[Generation], Awaitable[list[RequestOutput]]]
+Read = Callable[[Generation], Coroutine[object, object, list[RequestOutput]]]
 VOCAB = 6
 EOS = frozenset({5})
 REQUESTS = 24
@@ -39,6 +39,8 @@ class Sent:
     answer: asyncio.Task[list[RequestOutput]]
     forked_from: Sent | None = None
     aborted: bool = False
+    past: int = 0
+    """Of a fork: most tokens that its source can have had."""
 
 
 class Crowd:
@@ -98,8 +100,9 @@ class Crowd:
         except (InvalidRequest, NeverFits):
             return
         parent = self.sent[source]
+        past = 1 + max(len(sample.token_ids) for sample in self.engine._loop.groups[source].samples)
         task = asyncio.create_task(self._read(generation))
-        self._keep(name, Sent(parent.prompt, params, parent.tenant, task, forked_from=parent))
+        self._keep(name, Sent(parent.prompt, params, parent.tenant, task, forked_from=parent, past=past))
 
     def _keep(self, name: str, sent: Sent) -> None:
         self.sent[name] = sent
@@ -144,7 +147,7 @@ def shown(output: RequestOutput) -> tuple[object, ...]:
 
 
 async def run_workload(seed: int, engine_of: EngineOf, alone: Alone, read: Read) -> list[str]:
-    random = Random(seed)
+    random = Random(seed)  # noqa: S311  # nothing is secret here
     crowd = Crowd(random, read)
     codec = FakeCodec(VOCAB)
     block_size = random.choice((1, 2, 4, 4, 5))
@@ -190,11 +193,9 @@ async def fault_of_fork(sent: Sent, output: RequestOutput, alone: Alone) -> str 
     ids = list(output.token_ids)
     if not ids:
         return None if sent.params.max_tokens == 0 else f"nothing came of {sent.prompt} {sent.params}"
-    if sent.forked_from and any(output.token_ids == past.token_ids for past in sent.forked_from.answer.result()):
-        return None  # the source came to its end first
-    if len(ids) > sent.params.max_tokens and output.finish_reason is FinishReason.LENGTH:
-        return None  # the past was longer than the fork may become
-    for start in range(len(ids)):
+    if len(ids) <= sent.past:
+        return None  # perhaps the source came to its end first, or had as many tokens as the fork may have
+    for start in range(min(len(ids), sent.past + 1)):
         if await continues(sent, ids, start, alone):
             return None
     return f"{sent.prompt} goes on as {output}"
@@ -202,10 +203,11 @@ async def fault_of_fork(sent: Sent, output: RequestOutput, alone: Alone) -> str 
 
 async def continues(sent: Sent, ids: list[int], start: int, alone: Alone) -> bool:
     """Whether greedy decoding after ``ids[:start]`` yields the rest; penalties count the past as output."""
-    if sent.params.repetition_penalty != 1.0 or sent.params.frequency_penalty != 0.0:
+    params = sent.params
+    if params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.min_tokens:
         return True  # a fresh request would count the past as prompt; other tests compare these
     params = replace(
-        sent.params,
+        params,
         max_tokens=len(ids) - start,
         min_tokens=0,
         stop=(),
@@ -213,22 +215,18 @@ async def continues(sent: Sent, ids: list[int], start: int, alone: Alone) -> boo
         stop_token_ids=(),
         logprobs=None,
     )
-    if sent.params.min_tokens:
-        return True
     expected = await alone([*sent.prompt, *ids[:start]], params, vocab_size=VOCAB)
     return list(expected[0].token_ids) == ids[start:]
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
-    "seed", range(int(__import__("os").environ.get("LO", "0")), int(__import__("os").environ.get("HI", "40")))
-)
+@pytest.mark.parametrize("seed", range(30))
 async def test_every_request_ends_as_it_would_alone(seed: int, engine_of: EngineOf, alone: Alone, read: Read) -> None:
     assert await run_workload(seed, engine_of, alone, read) == []
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-@pytest.mark.parametrize("seed", range(1000, 2000))
+@pytest.mark.parametrize("seed", range(1000, 1600))
 async def test_many_more_workloads(seed: int, engine_of: EngineOf, alone: Alone, read: Read) -> None:
     assert await run_workload(seed, engine_of, alone, read) == []

@@ -35,7 +35,21 @@ BAD: dict[str, list[object]] = {
     "beam_width": [*NOT_INTEGERS, 0, -1, 10**6],
     "logprobs": [*NOT_INTEGERS[1:], -1, 10**6],
     "prompt_logprobs": [*NOT_INTEGERS[1:], -1, 10**6],
-    "stop_token_ids": [None, 5, "5", b"5", {5}, [-1], [True], ["5"], [1.0], [[1]], [2**31], [UNSHOWABLE], [np.int64(1)]],
+    "stop_token_ids": [
+        None,
+        5,
+        "5",
+        b"5",
+        {5},
+        [-1],
+        [True],
+        ["5"],
+        [1.0],
+        [[1]],
+        [2**31],
+        [UNSHOWABLE],
+        [np.int64(1)],
+    ],
     "logit_bias": [
         None,
         [1],
@@ -55,14 +69,29 @@ BAD: dict[str, list[object]] = {
         {1: True},
         {1: HUGE},
     ],
-    "stop": ["", [""], ["a", ""], None, 5, b"x", [b"x"], [5], [None], {"a"}, ["x" * (MAX_STOP_LENGTH + 1)], ["x"] * (MAX_STOPS + 1)],
+    "stop": [
+        "",
+        [""],
+        ["a", ""],
+        None,
+        5,
+        b"x",
+        [b"x"],
+        [5],
+        [None],
+        {"a"},
+        ["x" * (MAX_STOP_LENGTH + 1)],
+        ["x"] * (MAX_STOPS + 1),
+    ],
     "ignore_eos": [0, 1, None, "yes"],
     "include_stop": [0, 1, None, "yes"],
     "skip_special_tokens": [0, 1, None, "yes"],
     "early_stopping": [0, 1, 1.0, None, "always", "Never", [True]],
 }
 CASES = [
-    pytest.param(name, value, id=f"{name}-{index}") for name, values in BAD.items() for index, value in enumerate(values)
+    pytest.param(name, value, id=f"{name}-{index}")
+    for name, values in BAD.items()
+    for index, value in enumerate(values)
 ]
 
 
@@ -123,7 +152,7 @@ def test_edges_are_taken(edge: dict[str, object]) -> None:
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidRequest, match="unknown sampling parameter temprature.*temperature"):
+    with pytest.raises(InvalidRequest, match=r"unknown sampling parameter temprature.*temperature"):
         SamplingParams.from_mapping({"temprature": 1.0})
     with pytest.raises(TypeError):
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]  # what is tested

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from itertools import pairwise
 
 import pytest
 
@@ -71,8 +72,19 @@ async def test_a_pool_far_below_demand_lets_everyone_finish(engine_of: EngineOf,
         assert [output.token_ids] == [reference.token_ids for reference in await alone(prompt, greedy(20))]
         assert output.metrics.preemptions < 10
     assert answers[0].metrics.preemptions == 0
-    for (name, computed), (later_name, later) in zip(oldest, oldest[1:], strict=False):
+    for (name, computed), (later_name, later) in pairwise(oldest):
         assert name != later_name or later > computed
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_is_let_in_only_with_room_for_what_runs(engine_of: EngineOf) -> None:
+    """It would fit to the last block, and lose its place with the next token of the older one."""
+    async with engine_of(num_blocks=6, admission_reserve=0.0) as engine:
+        old = await send(engine, "old", [1] * 8, greedy(9))
+        young = await send(engine, "young", [2] * 16, greedy(2))
+        outputs = await asyncio.gather(old, young)
+        assert engine.stats().preemptions == 0
+        assert [output.finish_reason for output in outputs] == [FinishReason.LENGTH] * 2
 
 
 @pytest.mark.asyncio
@@ -101,16 +113,16 @@ async def test_prefill_does_not_starve_decodes_nor_the_other_way_round(engine_of
         if step == 10:
             answers.append(await send(engine, "long", [i % 61 for i in range(2000)], greedy(2)))
         if 10 <= step < 40:
-            for i in range(10):
-                answers.append(await send(engine, f"new{step}-{i}", [step % 61, i, *range(28)], greedy(2)))
+            answers.extend(
+                [await send(engine, f"new{step}-{i}", [step % 61, i, *range(28)], greedy(2)) for i in range(10)]
+            )
         for i in range(4):
             got[f"d{i}"].append(tokens_of(engine, f"d{i}"))
         for name in [name for name in ("long", "new10-0") if name not in engine._loop.groups and step > 10]:
             ended.setdefault(name, step)
 
     async with engine_of(num_blocks=2000, max_batch_tokens=32, on_step=on_step, check_every_step=False) as engine:
-        for i in range(4):
-            answers.append(await send(engine, f"d{i}", [i], greedy(300)))
+        answers.extend([await send(engine, f"d{i}", [i], greedy(300)) for i in range(4)])
         outputs = await asyncio.gather(*answers)
         assert all(output.finish_reason is FinishReason.LENGTH for output in outputs)
     for tokens in got.values():
@@ -134,8 +146,7 @@ async def test_a_small_budget_lets_prompts_in_while_others_decode(budget: int, e
 
     answers: list[Answer] = []
     async with engine_of(max_batch_tokens=budget, on_step=on_step, num_blocks=400) as engine:
-        for i in range(2 * B):
-            answers.append(await send(engine, f"d{i}", [i], greedy(80)))
+        answers.extend([await send(engine, f"d{i}", [i], greedy(80)) for i in range(2 * B)])
         await asyncio.gather(*answers)
         await asyncio.gather(*answers)
     assert first["late"] < 10 + 4 * 12

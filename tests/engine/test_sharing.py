@@ -33,7 +33,7 @@ def ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
 async def test_a_warm_run_and_its_extensions_equal_cold_ones(
     length: int, chunk: int | None, engine_of: EngineOf, alone: Alone
 ) -> None:
-    """PREFIX-01, PREFIX-02, PREFIX-13, NUM-04: every length against every chunk size; at least one token is computed."""
+    """PREFIX-01, PREFIX-02, PREFIX-13, NUM-04: every length with every chunk size; at least one token is computed."""
     steps: list[StepInput] = []
     runner = FakeRunner(before_step=steps.append)
     prompt = PROMPT[:length]
@@ -150,7 +150,7 @@ async def read_all(generation: Generation) -> list[RequestOutput]:
 
 @pytest.mark.asyncio
 async def test_a_follower_waits_no_longer_than_prefix_wait(engine_of: EngineOf, alone: Alone) -> None:
-    """The producer makes one token of its prompt per step; after ``prefix_wait`` seconds the follower computes itself."""
+    """The producer computes one token per step; after ``prefix_wait`` seconds the follower computes for itself."""
     clock = Seconds()
     admitted: dict[str, int] = {}
 

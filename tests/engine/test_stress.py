@@ -35,7 +35,7 @@ class Client:
     def __init__(self, engine: AsyncEngine, truth: Truth, seed: int) -> None:
         self._engine = engine
         self._truth = truth
-        self._rng = random.Random(seed)
+        self._rng = random.Random(seed)  # noqa: S311  # a test's
         self._seed = seed
         self.answered = 0
 
@@ -97,7 +97,7 @@ class Client:
 
 
 def foreign(engine: AsyncEngine, truth: Truth, seed: int, requests: int) -> int:
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311  # a test's
     with engine.blocking() as blocking:
         for number in range(requests):
             prompt = [rng.randrange(2) for _ in range(rng.randint(1, 40))]
@@ -128,7 +128,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize(
     ("clients", "requests"),
-    [(200, 2), pytest.param(200, 40, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+    [(200, 2), pytest.param(200, 20, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 async def test_everybody_is_answered_and_nothing_is_held(clients: int, requests: int, policy: str) -> None:
     config = EngineConfig(

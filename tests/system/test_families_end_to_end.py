@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, GenerationMixin, PreTrainedModel
 
 from octavo import AsyncEngine, EngineConfig, RequestOutput, SamplingParams
 
@@ -73,8 +73,10 @@ AtRest: TypeAlias = Callable[[AsyncEngine], None]
 def build(family: str) -> PreTrainedModel:
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **{**TINY, **FAMILIES[family]})
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
-    return model.eval()
+    model: object = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")  # type: ignore[no-untyped-call]
+    assert isinstance(model, PreTrainedModel)
+    model.train(mode=False)
+    return model
 
 
 def prompts() -> list[Ids]:
@@ -86,12 +88,13 @@ def prompts() -> list[Ids]:
 
 
 def eager(model: PreTrainedModel, prompt: Ids) -> tuple[int, ...]:
+    assert isinstance(model, GenerationMixin)
     assert model.generation_config is not None
     model.generation_config.eos_token_id = None  # else it rules where the call says nothing
     found = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        generation_config=GenerationConfig(do_sample=False, max_new_tokens=NEW, pad_token_id=0),
+        generation_config=GenerationConfig(do_sample=False, max_new_tokens=NEW, pad_token_id=0),  # type: ignore[no-untyped-call]
     )
     return tuple(found[0].tolist()[len(prompt) :])
 
