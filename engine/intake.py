@@ -85,7 +85,7 @@ class Intake:
         if params.samples > 1 or params.prompt_logprobs is not None or source.beam is not None:
             raise InvalidRequest("a fork continues one plain sample: without n, beams and prompt_logprobs")
         if params.logprobs is not None and source.params.logprobs is None:
-            raise InvalidRequest("logprobs of the tokens so far are unknown: the source of the fork did not ask for them")
+            raise InvalidRequest("logprobs of the tokens so far are unknown: the source did not ask for them")
         self._check_size(len(source.prompt_ids), params)
         return self._group(params, source.prompt_ids, source.namespace, request_id, source.job.priority, self._clock())
 

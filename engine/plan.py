@@ -36,7 +36,8 @@ class PlannedRow:
 
     @property
     def is_prefill(self) -> bool:
-        return not self.sample.is_decoding
+        """Whether it computes a prompt, or again what was computed before a preemption."""
+        return not (self.sample.is_decoding and self.sample.token_ids)
 
 
 class StepPlan:

@@ -15,8 +15,10 @@ from ...errors import CacheMisuse, OutOfBlocks
 from ...policies.eviction.base import EvictionPolicy
 from .block_pool import BlockPool
 from .census import Census, take_census
+from .containment import ContainedPolicy
 from .cost import CostModel
-from .eviction import ContainedPolicy, EvictionHook, Evictor, Ghosts
+from .eviction import EvictionHook, Evictor
+from .ghosts import Ghosts
 from .in_flight import InFlight
 from .prefix_tree import Match, PrefixTree
 from .sequence import NEVER, Sequence, State

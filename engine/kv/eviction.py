@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from ...policies.eviction.base import Entry, EvictionPolicy
+from ...policies.eviction.base import Entry
 from .block_pool import BlockPool
+from .containment import ContainedPolicy
+from .ghosts import Ghosts
 from .prefix_tree import Node, PrefixTree
 from .sequence import Namespace
 
@@ -35,108 +37,6 @@ class EvictionHook(Protocol):
     """
 
     def __call__(self, run: EvictedRun) -> None: ...
-
-
-class ContainedPolicy(EvictionPolicy):
-    """A policy in a box: what it raises is counted and reported, never passed on."""
-
-    def __init__(self, policy: EvictionPolicy, on_fault: Callable[[str, BaseException | str], None]) -> None:
-        super().__init__(policy.capacity)
-        self.policy = policy
-        self.faults = 0
-        self._on_fault = on_fault
-
-    def fault(self, where: str, error: BaseException | str) -> None:
-        """Count and report one breach of the contract."""
-        self.faults += 1
-        self._on_fault(where, error)
-
-    def on_insert(self, entry: Entry, now: float) -> None:
-        try:
-            self.policy.on_insert(entry, now)
-        except Exception as error:
-            self.fault("on_insert", error)
-
-    def on_extend(self, entry: Entry, blocks: int, now: float) -> None:
-        try:
-            self.policy.on_extend(entry, blocks, now)
-        except Exception as error:
-            self.fault("on_extend", error)
-
-    def on_split(self, upper: Entry, lower: Entry, now: float) -> None:
-        try:
-            self.policy.on_split(upper, lower, now)
-        except Exception as error:
-            self.fault("on_split", error)
-
-    def on_hit(self, entry: Entry, now: float) -> None:
-        try:
-            self.policy.on_hit(entry, now)
-        except Exception as error:
-            self.fault("on_hit", error)
-
-    def on_candidate(self, entry: Entry, now: float) -> None:
-        try:
-            self.policy.on_candidate(entry, now)
-        except Exception as error:
-            self.fault("on_candidate", error)
-
-    def on_held(self, entry: Entry) -> None:
-        try:
-            self.policy.on_held(entry)
-        except Exception as error:
-            self.fault("on_held", error)
-
-    def on_evict(self, entry: Entry, blocks: int, now: float) -> None:
-        try:
-            self.policy.on_evict(entry, blocks, now)
-        except Exception as error:
-            self.fault("on_evict", error)
-
-    def on_ghost_hit(self, depth: int, idle: float, now: float) -> None:
-        try:
-            self.policy.on_ghost_hit(depth, idle, now)
-        except Exception as error:
-            self.fault("on_ghost_hit", error)
-
-    def victims(self, count: int, now: float) -> Iterator[Entry]:
-        try:
-            yield from self.policy.victims(count, now)
-        except Exception as error:
-            self.fault("victims", error)
-
-
-class Ghosts:
-    """Remembers what was evicted, so that it shows when it is wanted again. Bounded; the oldest is forgotten first.
-
-    A ghost is known by namespace, depth and the tokens of its first evicted block, not by its whole prefix: good enough
-    for statistics, and small.
-    """
-
-    def __init__(self, bound: int) -> None:
-        self.hits = 0
-        self.gap_seconds = 0.0
-        """Sum over the hits of the time between eviction and the new wish."""
-        self._bound = bound
-        self._evicted: OrderedDict[tuple[Namespace, int, bytes], float] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._evicted)
-
-    def remember(self, namespace: Namespace, depth: int, block: bytes, now: float) -> None:
-        """``block``, which began at ``depth`` tokens, was evicted."""
-        self._evicted[namespace, depth, block] = now
-        if len(self._evicted) > self._bound:
-            self._evicted.popitem(last=False)
-
-    def recall(self, namespace: Namespace, depth: int, block: bytes, now: float) -> float | None:
-        """Seconds since ``block`` was evicted, if it was; it is no ghost afterwards."""
-        since = self._evicted.pop((namespace, depth, block), None)
-        if since is None:
-            return None
-        self.hits += 1
-        self.gap_seconds += now - since
-        return now - since
 
 
 class Evictor:
@@ -195,13 +95,14 @@ class Evictor:
         ids, tokens = self._tree.cut_tail(node, count)
         self.evicted[reason] += count
         first_block = tokens[: len(tokens) // count]
-        self._ghosts.remember(node.namespace, node.depth, first_block, self._clock())
+        self._ghosts.remember(node.namespace, node.end, first_block, self._clock())
         if self.hook is not None:
-            self._show(EvictedRun(node.namespace, self._tree.prefix(node), tokens, tuple(ids), node, reason))
+            run = EvictedRun(node.namespace, self._tree.prefix(node), tokens, tuple(ids), node, reason)
+            self._show(self.hook, run)
         self._pool.release(ids)
 
-    def _show(self, run: EvictedRun) -> None:
+    def _show(self, hook: EvictionHook, run: EvictedRun) -> None:
         try:
-            self.hook(run) if self.hook is not None else None
-        except Exception as error:  # a tier's fault is a miss later, never a failed allocation now
+            hook(run)
+        except Exception as error:  # noqa: BLE001  # a tier's fault is a miss later, never a failed allocation now
             self.policy.fault("eviction hook", error)

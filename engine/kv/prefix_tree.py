@@ -24,9 +24,12 @@ TOKEN_BYTES = 4
 
 
 class Node(Entry):
-    """One edge of the tree and the branching at its end."""
+    """One edge of the tree and the branching at its end.
 
-    __slots__ = ("children", "ids", "keys", "locks", "namespace", "parent", "tokens")
+    What it inherits is shown to policies and never relied on: a policy that writes there spoils its own view only.
+    """
+
+    __slots__ = ("children", "end", "ids", "keys", "locks", "namespace", "parent", "tokens")
 
     def __init__(
         self, namespace: Namespace, parent: Node | None, tokens: bytearray, ids: array[int], now: float
@@ -39,6 +42,11 @@ class Node(Entry):
         self.children: dict[bytes, Node] = {}  # first block's tokens -> child
         self.keys: list[bytes] = []  # the keys of ``children``, sorted: the nearest relative of any block in O(log n)
         self.locks = 0
+        self.end = 0  # tokens from the start of the prompt to the end of the edge
+
+    def show(self) -> None:
+        """Bring what policies see up to date."""
+        self.blocks, self.depth = len(self.ids), self.end
 
 
 class Match(NamedTuple):
@@ -194,8 +202,8 @@ class PrefixTree:
         ids, tokens = node.ids[-count:], bytes(node.tokens[cut:])
         del node.tokens[cut:]
         del node.ids[-count:]
-        node.blocks -= count
-        node.depth -= count * self.block_size
+        node.end -= count * self.block_size
+        node.show()
         self.blocks -= count
         self.idle_blocks -= count
         if not node.ids:
@@ -274,7 +282,7 @@ class PrefixTree:
         """Cut the edge of ``node`` after ``used`` blocks; returns the new upper half. Locks and leases stay right."""
         cut = used * self._block_bytes
         upper = Node(node.namespace, node.parent, node.tokens[:cut], node.ids[:used], now)
-        upper.depth = node.depth - (len(node.ids) - used) * self.block_size
+        upper.end = node.end - (len(node.ids) - used) * self.block_size
         upper.insert_time, upper.last_use, upper.hits = node.insert_time, node.last_use, node.hits
         upper.recompute_seconds, upper.priority, upper.locks = node.recompute_seconds, node.priority, node.locks
         upper.reload_seconds, upper.reload_tier = node.reload_seconds, node.reload_tier
@@ -283,8 +291,9 @@ class PrefixTree:
             node.parent.children[bytes(node.tokens[: self._block_bytes])] = upper
         del node.tokens[:cut]
         del node.ids[:used]
-        node.blocks -= used
         node.parent = upper
+        node.show()
+        upper.show()
         self._adopt(upper, node)
         self.observer.on_split(upper, node, now)
         return upper
@@ -296,13 +305,14 @@ class PrefixTree:
         if node.parent is not None and not node.children and node.locks == 1:
             node.tokens += tokens
             node.ids += ids
-            node.blocks += len(ids)
-            node.depth += len(ids) * self.block_size
+            node.end += len(ids) * self.block_size
+            node.show()
             node.last_use, node.recompute_seconds = now, seconds
             self.observer.on_extend(node, len(ids), now)
             return node
         child = Node(node.namespace, node, bytearray(tokens), ids, now)
-        child.depth = node.depth + len(ids) * self.block_size
+        child.end = node.end + len(ids) * self.block_size
+        child.show()
         child.recompute_seconds, child.priority, child.locks = seconds, priority, 1
         child.tenant = node.namespace.salt or ""
         self._adopt(node, child)
@@ -351,7 +361,7 @@ class PrefixTree:
             self.observer.on_held(node)
 
     def _node_contradictions(self, node: Node, leases: int) -> Iterator[str]:
-        where = f"node at depth {node.depth}"
+        where = f"node that ends at token {node.end}"
         if node.locks != leases + sum(child.locks for child in node.children.values()):
             yield f"{where} has {node.locks} locks, its leases and children account for another number"
         if sorted(node.children) != node.keys or any(child.parent is not node for child in node.children.values()):
@@ -360,12 +370,13 @@ class PrefixTree:
             if not node.children and not node.locks:
                 yield f"{where} is a root without a use"
             return
-        if not node.ids or len(node.ids) != node.blocks or len(node.tokens) != node.blocks * self._block_bytes:
-            yield f"{where} has {len(node.ids)} ids, {node.blocks} blocks, {len(node.tokens)} bytes of tokens"
-        if node.depth != node.parent.depth + node.blocks * self.block_size:
-            yield f"{where} does not follow from its parent's depth {node.parent.depth}"
-        if node.candidate != (not node.locks and not node.children) or node.candidate != (node in self.candidates):
-            yield f"{where} is wrongly {'a' if node.candidate else 'no'} candidate"
+        if not node.ids or len(node.tokens) != len(node.ids) * self._block_bytes:
+            yield f"{where} has {len(node.ids)} ids and {len(node.tokens)} bytes of tokens"
+        if node.end != node.parent.end + len(node.ids) * self.block_size:
+            yield f"{where} does not follow from its parent's end {node.parent.end}"
+        is_candidate = node in self.candidates
+        if is_candidate != (not node.locks and not node.children):
+            yield f"{where} is wrongly {'a' if is_candidate else 'no'} candidate"
 
 
 def _agreeing_tokens(block: bytes, rest: bytes) -> int:

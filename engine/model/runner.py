@@ -1,7 +1,7 @@
 """The seam between scheduling and the model: a plan goes in as plain arrays, tokens come out.
 
-``ModelRunner.execute`` is called from the one model thread and from nowhere else, so a runner needs no locks. Everything
-that crosses the seam is immutable; nothing in it is shared with the event loop.
+``ModelRunner.execute`` is called from the one model thread and from nowhere else, so a runner needs no locks.
+Everything that crosses the seam is immutable; nothing in it is shared with the event loop.
 """
 
 from __future__ import annotations

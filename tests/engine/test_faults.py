@@ -608,7 +608,6 @@ async def test_a_faulty_eviction_policy_changes_no_output(
 
 
 @pytest.mark.asyncio
-@pytest.mark.xfail(strict=True, reason="policies get the nodes themselves; one that writes into them breaks the books")
 async def test_a_policy_that_writes_into_entries_breaks_nothing(plugins: str) -> None:
     config = EngineConfig(num_blocks=12, block_size=4, eviction_policy=f"{plugins}:Vandal")
     async with AsyncEngine(runner=FakeRunner(), config=config) as engine:

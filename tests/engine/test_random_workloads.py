@@ -100,7 +100,8 @@ class Crowd:
         except (InvalidRequest, NeverFits):
             return
         parent = self.sent[source]
-        past = 1 + max(len(sample.token_ids) for sample in self.engine._loop.groups[source].samples)
+        samples = self.engine._loop.groups[source].samples  # none yet, if it is a fork that was just asked for
+        past = 1 + max((len(sample.token_ids) for sample in samples), default=parent.past)
         task = asyncio.create_task(self._read(generation))
         self._keep(name, Sent(parent.prompt, params, parent.tenant, task, forked_from=parent, past=past))
 

@@ -13,7 +13,7 @@ import pytest
 from octavo import AsyncEngine, FinishReason, RequestOutput, SamplingParams
 from octavo.engine.generation import Generation
 from octavo.engine.model.runner import StepInput
-from octavo.engine.sequence import Sample
+from octavo.engine.sequence import Phase, Sample
 from octavo.engine.testing import FakeRunner
 from octavo.errors import NeverFits, QueueFull
 from octavo.policies.scheduling.base import Job, SchedulingPolicy
@@ -229,37 +229,37 @@ class Clock:
     now: float
 
 
-class ShortestFirst(SchedulingPolicy):
+class NewestFirst(SchedulingPolicy):
     """Ranks against the order of arrival and displaces nobody."""
 
     def rank(self, job: Job, now: float) -> tuple[float, ...]:
-        return (job.prompt_tokens,)
+        return (-job.order,)
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("at", range(2, 24))
 async def test_beams_that_are_half_back_give_way_to_a_better_rank(
-    at: int, engine_of: EngineOf, alone: Alone, monkeypatch: pytest.MonkeyPatch, preempt_when: PreemptWhen
+    engine_of: EngineOf, alone: Alone, monkeypatch: pytest.MonkeyPatch, preempt_when: PreemptWhen
 ) -> None:
-    """Beams are let in one by one; a newcomer of better rank that needs their blocks may not end in a stand-off."""
-    params = SamplingParams(max_tokens=8, beam_width=3, n=3, temperature=0.0)
+    """Beams are let in one by one. A newcomer of better rank that needs the blocks of those which are in, while the
+    last one waits behind it, may not end in a stand-off."""
+    params = SamplingParams(max_tokens=8, beam_width=3, n=3)
     answers: list[Answer] = []
 
     async def on_step(step: int) -> None:
-        if step == at:
-            answers.append(await send(engine, "short", [1] * 8, greedy(30)))
+        group = engine._loop.groups.get("beams")
+        phases = [sample.phase for sample in group.samples] if group is not None else []
+        if not answers and phases == [Phase.RUNNING, Phase.RUNNING, Phase.WAITING]:
+            answers.append(await send(engine, "new", [1] * 28, greedy(2)))
 
-    async with engine_of(max_batch_tokens=4, num_blocks=12, on_step=on_step, prefix_wait=0.0) as engine:
-        monkeypatch.setattr(engine._loop._scheduler, "_policy", ShortestFirst())
+    config = {"max_batch_tokens": 8, "num_blocks": 12, "enable_prefix_caching": False}
+    async with engine_of(on_step=on_step, **config) as engine:
+        monkeypatch.setattr(engine._loop._scheduler, "_policy", NewestFirst())
         left = [3]
-        preempt_when(
-            engine,
-            lambda sample: (
-                bool(left) and sample.group.beam is not None and len(sample.token_ids) == left[0] and bool(left.pop())
-            ),
-        )
+        preempt_when(engine, lambda sample: bool(left) and len(sample.token_ids) == left[0] and bool(left.pop()))
         outputs = await engine.complete([5] * 9, params, request_id="beams")
-        await asyncio.gather(*answers)
+        (new,) = await asyncio.gather(*answers)
+        assert outputs[0].metrics.preemptions == 2
+        assert new.metrics.preemptions == 0
         assert [o.token_ids for o in outputs] == [o.token_ids for o in await alone([5] * 9, params)]
 
 

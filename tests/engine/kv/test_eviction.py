@@ -6,7 +6,9 @@ from typing import NamedTuple
 import pytest
 
 from octavo.engine.kv import CacheManager, EvictedRun, Namespace, Sequence, encode_tokens
-from octavo.engine.kv.eviction import ContainedPolicy, EvictionHook, Ghosts
+from octavo.engine.kv.containment import ContainedPolicy
+from octavo.engine.kv.eviction import EvictionHook
+from octavo.engine.kv.ghosts import Ghosts
 from octavo.engine.kv.prefix_tree import Node
 from octavo.errors import OutOfBlocks
 from octavo.policies.eviction import Entry, EvictionPolicy, Lru
