@@ -4,45 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import anyio
-from anyio.from_thread import BlockingPortal
 
-from ..errors import ContractBroken, EngineClosed, InvalidRequest, QueueFull, RequestRejected, describe
-from ..plugins import PluginGroup
-from ..policies.eviction.base import EvictionPolicy
-from ..policies.scheduling.base import SchedulingPolicy
-from ..telemetry.logging import RateLimited, get_logger
+from ..errors import EngineClosed, InvalidRequest, QueueFull, RequestRejected
+from ..telemetry.logging import get_logger
 from .blocking import BlockingEngine
 from .config import EngineConfig
-from .counters import Counters, EngineStats
-from .execution import StepExecutor
+from .counters import EngineStats
 from .generation import Generation
-from .intake import Intake
-from .kv import CacheManager, Census
+from .kv import Census
+from .life import CLOSE_TIMEOUT, EngineLife, Load, Loaded
 from .loop import StepLoop
 from .model.runner import ModelInfo, ModelRunner
 from .model.text import TextCodec
-from .model_thread import ModelThread
 from .request import Prompt, RequestOutput, SamplingParams
-from .scheduler import Scheduler
 from .sequence import SequenceGroup
 
-EVICTION_POLICIES = PluginGroup("octavo.eviction_policies", EvictionPolicy)
-SCHEDULING_POLICIES = PluginGroup("octavo.scheduling_policies", SchedulingPolicy)
-T = TypeVar("T")
-CLOSE_TIMEOUT = 10.0
-"""Seconds that ``close`` gives the model step under way before it leaves the model thread behind."""
-
 Progress = Callable[[str, float], None]
-Loaded = tuple[ModelRunner, TextCodec | None]
-Load = Callable[[], Loaded]
 
 
 class AsyncEngine:
@@ -67,23 +50,14 @@ class AsyncEngine:
 
         :raises InvalidRequest: when neither or both of ``runner`` and ``load`` are given.
         """
-        if load is not None and runner is None:
-            self._load = load
-        elif runner is not None and load is None:
+        if runner is not None and load is None:
             ready = runner, codec
-            self._load = lambda: ready
-        else:
+            load = lambda: ready  # noqa: E731  # the same, loaded already
+        elif load is None or runner is not None:
             raise InvalidRequest("an engine needs a runner or a function that loads one, not both")
         self.config = config or EngineConfig()
-        self._clock = clock
-        self._logger = get_logger("octavo.engine")
-        self._counters = Counters()
-        self._ids = itertools.count()
         self._draining = False
-        self._entered = False
-        self._patience = CLOSE_TIMEOUT
-        self._home: asyncio.AbstractEventLoop | None = None  # the event loop it was entered in, while it is open
-        self._life: asyncio.Task[None] | None = None
+        self._life = EngineLife(load, self.config, clock=clock, logger=get_logger("octavo.engine"))
 
     @classmethod
     def open(cls, model: str, config: EngineConfig | None = None, *, progress: Progress | None = None) -> Self:
@@ -115,22 +89,7 @@ class AsyncEngine:
 
         :raises EngineClosed: when it was entered before; make a new engine.
         """
-        if self._entered:
-            raise EngineClosed("an engine can be entered once; make a new one")
-        self._entered = True
-        self._opened, self._closing, self._stopped = anyio.Event(), anyio.Event(), anyio.Event()
-        life = self._life = asyncio.create_task(self._live(), name="octavo-engine")
-        life.add_done_callback(lambda _: self._opened.set())
-        try:
-            await self._opened.wait()
-        except BaseException:
-            self._closing.set()
-            if not self._opened.is_set():
-                life.cancel()
-            await _ended(life)
-            raise
-        if life.done():
-            await life  # raises why it did not open
+        await self._life.open()
         return self
 
     async def __aexit__(
@@ -145,14 +104,7 @@ class AsyncEngine:
 
         :raises EngineClosed: when the engine is open in another event loop.
         """
-        if self._life is None:
-            return
-        if not self._life.done():
-            if self._life.get_loop() is not asyncio.get_running_loop():
-                raise EngineClosed("the engine belongs to another event loop, which has to close it")
-            self._home = None
-            self._closing.set()
-            await _ended(self._life)
+        await self._life.close()
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Refuse new requests and wait until those under way are done; after ``timeout`` seconds abort the rest.
@@ -192,12 +144,12 @@ class AsyncEngine:
         async def submit() -> SequenceGroup:
             try:
                 self._require_room(request_id)
-                group = await self._intake.prepare(
+                group = await self._life.parts.intake.prepare(
                     prompt, wanted, request_id=request_id, priority=priority, tenant=tenant
                 )
                 self._require_room(group.request_id)  # once more: preparing may have waited
             except RequestRejected:
-                self._counters.rejected += 1
+                self._life.parts.counters.rejected += 1
                 raise
             self._loop.submit(group)
             return group
@@ -242,8 +194,8 @@ class AsyncEngine:
         source = self._loop.groups.get(request_id)
         if source is None:
             raise InvalidRequest(f"no request {request_id!r:.80} is under way")
-        child = self._intake.continuation(source, params if params is not None else source.params, new_id)
-        self._loop.fork(source, child, self._intake.sequence)
+        child = self._life.parts.intake.continuation(source, params if params is not None else source.params, new_id)
+        self._loop.fork(source, child, self._life.parts.intake.sequence)
 
         async def submitted() -> SequenceGroup:
             return child
@@ -253,26 +205,26 @@ class AsyncEngine:
     def blocking(self) -> BlockingEngine:
         """The engine for other threads: ``with engine.blocking() as b: b.complete(...)``; any number may share one."""
         self._require_open()
-        return BlockingEngine(self, self._portal)
+        return BlockingEngine(self, self._life.portal)
 
     # looking
 
     @property
     def is_open(self) -> bool:
         """Whether it was entered and neither closed nor ended otherwise. From any thread."""
-        return self._home is not None
+        return self._life.home is not None
 
     @property
     def model(self) -> ModelInfo:
         """What was loaded."""
         self._require_open()
-        return self._runner.info
+        return self._life.parts.runner.info
 
     @property
     def codec(self) -> TextCodec | None:
         """The model's tokenizer, if it came with one."""
         self._require_open()
-        return self._codec
+        return self._life.parts.codec
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges; cheap."""
@@ -289,115 +241,13 @@ class AsyncEngine:
 
     # inside
 
-    def _build(self, thread: ModelThread) -> None:
-        config, clock = self.config, self._clock
-        limited = RateLimited(10.0, clock)
-
-        def fault(where: str, error: BaseException | str) -> None:
-            shown = error if isinstance(error, str) else describe(error)
-            limited.log(self._logger.warning, "a policy broke its contract", key=where, where=where, error=shown)
-
-        def scheduling_fault(where: str, error: BaseException | str) -> None:
-            self._counters.policy_faults += 1
-            fault(where, error)
-
-        cache = CacheManager(
-            config.num_blocks,
-            config.block_size,
-            _made(
-                partial(EVICTION_POLICIES.resolve(config.eviction_policy), config.num_blocks), config.eviction_policy
-            ),
-            clock=clock,
-            on_fault=fault,
-            sharing=config.enable_prefix_caching,
-        )
-        scheduling = _made(SCHEDULING_POLICIES.resolve(config.scheduling_policy), config.scheduling_policy)
-        scheduler = Scheduler(cache, scheduling, config, on_fault=scheduling_fault)
-        new_id = self._ids.__next__
-        self._intake = Intake(self._runner.info, self._codec, config, clock=clock, new_id=new_id)
-        self._loop = StepLoop(
-            cache=cache,
-            scheduler=scheduler,
-            executor=StepExecutor(self._runner, thread),
-            config=config,
-            counters=self._counters,
-            clock=clock,
-            new_id=new_id,
-            logger=self._logger,
-        )
-
-    async def _live(self) -> None:
-        """The life of the engine from loading to the end of its thread.
-
-        A task of its own: the engine can be entered, closed and left from different tasks, closing it cancels nobody,
-        and a caller that is cancelled while it opens or closes leaves nothing behind.
-        """
-        EVICTION_POLICIES.find(self.config.eviction_policy)  # a wrong name is told before the model is loaded
-        SCHEDULING_POLICIES.find(self.config.scheduling_policy)
-        thread = ModelThread()
-        try:
-            self._runner, self._codec = await thread.call(self._load)
-            try:
-                await thread.call(self._runner.allocate, self.config.num_blocks, self.config.block_size)
-                self._build(thread)
-                await self._serve()
-            finally:
-                await self._free(thread, self._runner)
-        finally:
-            self._home = None
-            with anyio.CancelScope(shield=True):
-                ended = await thread.close(self._patience)
-            if not ended:
-                self._logger.error("the model does not return; its thread is left behind")
-
-    async def _serve(self) -> None:
-        """Run the loop, its watchdog and the portal for threads until ``close``."""
-        async with anyio.create_task_group() as background:
-            background.start_soon(self._loop.watch)
-            async with BlockingPortal() as self._portal, anyio.create_task_group() as work:
-                work.start_soon(self._run)
-                self._home = asyncio.get_running_loop()
-                self._opened.set()
-                await self._wait_for_end()
-                work.cancel_scope.cancel()
-            background.cancel_scope.cancel()
-
-    async def _wait_for_end(self) -> None:
-        try:
-            await self._closing.wait()
-        except BaseException:
-            self._logger.warning("the engine was not closed; its event loop is being shut down")
-            raise
-        self._loop.stop()
-        with anyio.move_on_after(CLOSE_TIMEOUT):
-            await self._stopped.wait()
-            return
-        self._patience = 0.0  # it was shown already
-
-    async def _run(self) -> None:
-        try:
-            await self._loop.run()
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            self._logger.error("the engine ended by a fault", exc_info=error)
-            raise
-        finally:
-            self._home = None
-            self._stopped.set()
-            self._closing.set()
-
-    async def _free(self, thread: ModelThread, runner: ModelRunner) -> None:
-        """Close the runner: now, or behind a step that hangs, whenever that returns."""
-        with anyio.CancelScope(shield=True), anyio.move_on_after(self._patience):
-            try:
-                await thread.call(runner.close)
-            except Exception as error:  # noqa: BLE001  # the engine ends all the same
-                self._logger.error("the model could not be closed", error=repr(error))
+    @property
+    def _loop(self) -> StepLoop:
+        return self._life.parts.loop
 
     def _abort_group(self, group: SequenceGroup) -> None:
         """From any thread, since a generation that is dropped may be collected in any."""
-        home = self._home
+        home = self._life.home
         if home is None:  # what still runs is being aborted
             return
         try:
@@ -411,9 +261,10 @@ class AsyncEngine:
                 home.call_soon_threadsafe(self._loop.abort, group)
 
     def _require_open(self) -> asyncio.AbstractEventLoop:
-        if self._home is None:
+        home = self._life.home
+        if home is None:
             raise EngineClosed("the engine is not open; use it inside `async with`")
-        return self._home
+        return home
 
     def _require_room(self, request_id: str | None) -> None:
         """
@@ -428,26 +279,3 @@ class AsyncEngine:
             raise InvalidRequest(f"request_id {request_id!r:.80} is in use")
         if self._loop.queued >= self.config.max_waiting:
             raise QueueFull(f"{self._loop.queued} requests wait already; try again later or raise max_waiting")
-
-
-def _made(make: Callable[[], T], name: str) -> T:
-    """:raises ContractBroken: when the plug-in's constructor raises."""
-    try:
-        return make()
-    except Exception as error:
-        raise ContractBroken(f"plug-in {name!r} could not be made: {describe(error)}") from error
-
-
-async def _ended(life: asyncio.Task[None]) -> None:
-    """Wait until ``life`` is over, whatever comes of it; a cancellation of the waiting task takes effect then."""
-    cancelled: asyncio.CancelledError | None = None
-    with anyio.CancelScope(shield=True):
-        while not life.done():
-            try:
-                await asyncio.wait({life})
-            except asyncio.CancelledError as error:
-                cancelled = error
-    if not life.cancelled():
-        life.exception()  # seen: it was logged or raised
-    if cancelled is not None:
-        raise cancelled

@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from ..errors import OctavoError
-from .async_engine import EVICTION_POLICIES, SCHEDULING_POLICIES, AsyncEngine
+from .assembly import EVICTION_POLICIES, SCHEDULING_POLICIES
+from .async_engine import AsyncEngine
 from .config import EngineConfig
 from .demo import run_demo
 from .request import Prompt, SamplingParams

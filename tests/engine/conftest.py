@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from octavo import AsyncEngine, EngineConfig, RequestOutput, SamplingParams
-from octavo.engine import async_engine
+from octavo.engine import life
 from octavo.engine.generation import Generation
 from octavo.engine.model.runner import StepInput
 from octavo.engine.model.text import TextCodec
@@ -97,7 +97,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> EngineOf:
         engine = AsyncEngine(runner=runner or FakeRunner(), codec=codec, config=settings, clock=clock or FakeClock())
         failures: list[str] = []
         with monkeypatch.context() as patch:
-            patch.setattr(async_engine, "ModelThread", lambda: thread)
+            patch.setattr(life, "ModelThread", lambda: thread)
             await engine.__aenter__()
 
         def check() -> None:

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from octavo import AsyncEngine, EngineConfig, FinishReason, RequestOutput, SamplingParams
-from octavo.engine import async_engine
+from octavo.engine import life
 from octavo.engine.generation import Generation
 from octavo.engine.model.runner import StepInput
 from octavo.engine.testing import FakeCodec, FakeRunner
@@ -190,7 +190,7 @@ async def test_the_task_that_holds_the_engine_is_cancelled_at_any_moment(
         threads.append(InlineThread())
         return threads[-1]
 
-    monkeypatch.setattr(async_engine, "ModelThread", new_thread)
+    monkeypatch.setattr(life, "ModelThread", new_thread)
     loop_steps, was_running = 0, True
     while was_running:
         runner = FakeRunner()

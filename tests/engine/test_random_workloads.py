@@ -180,6 +180,8 @@ async def fault_of(sent: Sent, alone: Alone, codec: FakeCodec) -> str | None:
     outputs = sent.answer.result()
     if any(output.finish_reason is FinishReason.ABORT for output in outputs):
         return None if sent.aborted else f"aborted by nobody: {outputs}"
+    if sent.aborted and sent.params.best_of is not None:
+        return None  # the best of those that had ended, and of what the others had by then
     if sent.forked_from is not None:
         return await fault_of_fork(sent, outputs[0], alone)
     expected = await alone(sent.prompt, sent.params, codec=codec, vocab_size=VOCAB, eos_token_ids=EOS)

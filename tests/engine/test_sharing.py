@@ -209,7 +209,7 @@ async def test_a_salt_separates_tenants_from_the_first_block_on(engine_of: Engin
     secret = [(7 * i) % 61 for i in range(64)]
     none = SamplingParams(max_tokens=1, temperature=0.0)
     async with engine_of(num_blocks=600) as engine:
-        runner = engine._runner
+        runner = engine._life.parts.runner
         assert isinstance(runner, FakeRunner)
         await engine.complete(secret, none, tenant="a")
         for length in range(8, 65, 7):

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from octavo import AsyncEngine, EngineConfig, FinishReason, RequestOutput, SamplingParams
-from octavo.engine import async_engine
+from octavo.engine import life
 from octavo.engine.generation import Generation
 from octavo.engine.model.runner import StepInput
 from octavo.engine.testing import FakeRunner
@@ -27,7 +27,7 @@ LONG = SamplingParams(max_tokens=900, temperature=0.0)
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_engine, "CLOSE_TIMEOUT", 0.2)
+    monkeypatch.setattr(life, "CLOSE_TIMEOUT", 0.2)
 
 
 def threads_left() -> list[threading.Thread]:

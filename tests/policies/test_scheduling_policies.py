@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from octavo.engine.async_engine import SCHEDULING_POLICIES
+from octavo.engine.assembly import SCHEDULING_POLICIES
 from octavo.policies.scheduling import Job, SchedulingPolicy
 from octavo.policies.scheduling.fcfs import Fcfs
 from octavo.policies.scheduling.priority import Priority

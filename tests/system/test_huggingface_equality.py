@@ -1,8 +1,8 @@
 """The demo model in the whole engine against ``generate`` of Transformers with the same weights, token for token.
 
 In float32 the logits of one position differ by about 1e-5 between forward passes of different shapes. Where the
-reference has two tokens that close at the top, either is right; such a tie ends the comparison of that text, and few are
-allowed.
+reference has two tokens about that close at the top, either is right; such a tie ends the comparison of that text, and
+few are allowed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -160,12 +160,12 @@ AtRest: TypeAlias = Callable[[AsyncEngine], None]
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[Demo]:
+def demo() -> Demo:
     try:
         file = demo_model_path()
     except ModelError as missing:
         pytest.skip(str(missing))
-    yield Demo(converted(file, torch.float32, default_cache_dir(), lambda _phase, _share: None))
+    return Demo(converted(file, torch.float32, default_cache_dir(), lambda _phase, _share: None))
 
 
 def config(**settings: object) -> EngineConfig:
@@ -178,7 +178,7 @@ def greedy(count: int, **others: object) -> SamplingParams:
 
 
 def crowd(demo: Demo, breadth: Breadth) -> tuple[list[Ids], dict[str, object]]:
-    """Short prompts, and settings of a pool that admits more of them than ``LONGEST`` more tokens of each leave room for."""
+    """Short prompts, and a pool that admits more of them than have room for ``LONGEST`` more tokens each."""
     longest, blocks = (16, 7) if breadth == "few" else (119, 22)
     prompts = [prompt for prompt in demo.prompts(breadth) if len(prompt) <= longest]
     return prompts, {"num_blocks": blocks, "admission_reserve": 0.0}
@@ -287,13 +287,15 @@ async def test_preempted_in_a_small_pool(demo: Demo, assert_at_rest: AtRest, bre
 @pytest.mark.asyncio
 async def test_forks_and_parallel_samples(demo: Demo, assert_at_rest: AtRest, breadth: Breadth) -> None:
     prompts = [prompt for prompt in demo.prompts(breadth) if len(prompt) < 120][:: 1 if breadth == "all" else 3]
+    parted = 0
     async with demo.engine() as engine:
         for prompt, reference in zip(prompts, demo.greedy(prompts, 16), strict=True):
-            lines = await _forked(engine, prompt, greedy(16))
-            assert_equal(lines, [reference] * 4)
+            forked = await _forked(engine, prompt, greedy(16))
             samples = await engine.complete(prompt, greedy(16, n=3))
             assert [sample.index for sample in samples] == [0, 1, 2]
-            assert_equal(samples, [reference] * 3)
+            lines = [output.token_ids for output in (*forked, *samples)]
+            parted += count_ties(lines, [reference] * 7) > 0
+        assert parted <= max(1, len(prompts) // 20)
         assert_at_rest(engine)
 
 
@@ -316,13 +318,16 @@ async def test_a_chat_as_text(demo: Demo, assert_at_rest: AtRest) -> None:
 
 
 BEAMS = [
-    pytest.param(*values, marks=() if values in ((2, False, 1.0), (4, True, 0.5)) else pytest.mark.slow)
-    for values in itertools.product((2, 4), (False, True), (1.0, 0.5))
+    ("few", 2, False, 1.0),
+    ("few", 4, True, 0.5),
+    *(
+        pytest.param("all", *values, marks=pytest.mark.slow)
+        for values in itertools.product((2, 4), (False, True), (1.0, 0.5))
+    ),
 ]
 
 
-@pytest.mark.parametrize(("width", "early", "penalty"), BEAMS)
-@breadths
+@pytest.mark.parametrize(("breadth", "width", "early", "penalty"), BEAMS)
 @pytest.mark.asyncio
 async def test_beams(
     demo: Demo, assert_at_rest: AtRest, breadth: Breadth, width: int, early: EarlyStopping, penalty: float
