@@ -5,8 +5,9 @@ from .block_table import BlockTable
 from .cache_manager import Admission, CacheManager, CacheStats
 from .census import Census
 from .eviction import EvictedRun
+from .namespace import Namespace
 from .prefix_tree import PrefixTree
-from .sequence import Namespace, Sequence, encode_tokens
+from .sequence import Sequence, encode_tokens
 
 __all__ = [
     "Admission",

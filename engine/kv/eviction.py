@@ -10,8 +10,8 @@ from ...policies.eviction.base import Entry
 from .block_pool import BlockPool
 from .containment import ContainedPolicy
 from .ghosts import Ghosts
+from .namespace import Namespace
 from .prefix_tree import Node, PrefixTree
-from .sequence import Namespace
 
 
 class EvictedRun(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from .sequence import Namespace
+from .namespace import Namespace
 
 
 class Ghosts:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .sequence import Namespace, Sequence
+from .namespace import Namespace
+from .sequence import Sequence
 
 TOKEN_BYTES = 4
 

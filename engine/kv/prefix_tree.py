@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ...errors import CacheMisuse
 from ...policies.eviction.base import Entry, EvictionPolicy
-from .sequence import Namespace
+from .namespace import Namespace
 
 TOKEN_BYTES = 4
 
