@@ -1,6 +1,6 @@
-"""Octavo in one page: stream a text, run chats side by side, sample in parallel, search with beams, fork, look at the cache.
+"""Octavo in one page: streams, chats side by side, parallel samples, beams, a fork, and a look at the cache.
 
-    python examples/quickstart.py [MODEL]
+python examples/quickstart.py [MODEL]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 
 
 async def main(model: str) -> None:
+    """Show all of it with ``model``."""
     config = EngineConfig(num_blocks=256, eviction_policy="lru")
     async with AsyncEngine.open(model, config) as engine:
         print("stream:", end=" ", flush=True)
@@ -24,7 +25,9 @@ async def main(model: str) -> None:
         questions = ("What is the sea?", "What is a ship?")
         chats = [[system, {"role": "user", "content": question}] for question in questions]
         for answers in await asyncio.gather(*(engine.complete(chat, GREEDY) for chat in chats)):
-            print(f"\nchat: {answers[0].text!r}, {answers[0].cached_tokens} of {answers[0].prompt_tokens} tokens cached")
+            print(
+                f"\nchat: {answers[0].text!r}, {answers[0].cached_tokens} of {answers[0].prompt_tokens} tokens cached"
+            )
 
         samples = await engine.complete("Once upon a time", SamplingParams(max_tokens=8, n=3, seed=1))
         print("samples:", [sample.text for sample in samples])

@@ -1,9 +1,9 @@
 """The usual block manager with prefix caching, as a yardstick for ``bookkeeping.py``.
 
 Built as the engines of the field build it: one object per block; a doubly linked list of free blocks in eviction order;
-per block a SHA-256 digest over the pickled triple of parent digest, token ids and extra keys; a dictionary from digest to
-block. A freed block keeps its digest until it is handed out again; blocks are freed from the tail, so that the head of a
-prefix is evicted last. Plain Python, no step left out and none added.
+per block a SHA-256 digest over the pickled triple of parent digest, token ids and extra keys; a dictionary from
+digest to block. A freed block keeps its digest until it is handed out again; blocks are freed from the tail, so that
+the head of a prefix is evicted last. Plain Python, no step left out and none added.
 
 With ``packed=True`` it hashes int32 bytes instead of pickles, which no engine does by default but a careful one could.
 """

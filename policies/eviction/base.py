@@ -2,8 +2,9 @@
 
 The cache is a tree of prefixes; an *entry* is one of its edges, a run of blocks. Only the tails of leaves that nobody
 references can go: such an entry is a *candidate*. The engine tells a policy what happens and asks it, when blocks are
-short, which candidate goes first. A policy frees nothing itself: it ranks. One that raises or names something that is no
-candidate is contained: the fault is counted and logged, and the engine takes the least recently used for that call.
+short, which candidate goes first. A policy frees nothing itself: it ranks. One that raises or names something that is
+no candidate is contained: the fault is counted and logged, and the engine takes the least recently used for that
+call.
 
 Two ways in:
 

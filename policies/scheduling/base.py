@@ -1,11 +1,11 @@
 """The contract of scheduling policies.
 
-A policy only ranks. The scheduler does the rest: it admits waiting jobs in rank order, lets everything that runs go on, and
-when blocks are short takes them from the job of worst standing, choosing the cheapest to recompute among those below the one
-in need. So the job of best rank always makes progress, whatever the policy says.
+A policy only ranks. The scheduler does the rest: it admits waiting jobs in rank order, lets everything that runs go
+on, and when blocks are short takes them from the job of worst standing, choosing the cheapest to recompute among
+those below the one in need. So the job of best rank always makes progress, whatever the policy says.
 
-All calls come from the engine's one coroutine and must not block. A policy that raises is contained: the fault is counted and
-logged, and the jobs are ranked first come, first served for that call.
+All calls come from the engine's one coroutine and must not block. A policy that raises is contained: the fault is
+counted and logged, and the jobs are ranked first come, first served for that call.
 """
 
 from __future__ import annotations
@@ -41,5 +41,7 @@ class SchedulingPolicy(ABC):
         """Position of ``job``: the lowest goes first. Compared between jobs; ties go by arrival. Pure."""
 
     def displaces(self, waiting: Job, running: Job, now: float) -> bool:
-        """Whether ``running`` should be preempted when ``waiting`` has no room otherwise. Pure; never both ways round."""
+        """Whether ``running`` should be preempted when ``waiting`` has no room otherwise. Pure; never both ways
+        round.
+        """
         return False
