@@ -25,13 +25,11 @@ class EngineConfig:
     eviction_policy: str = "lru"
     """Entry-point name in ``octavo.eviction_policies`` or ``package.module:Class``."""
     evict_below: float = 0.02
-    """Background eviction starts when less than this share of the pool is free ..."""
+    """Background eviction, a look after every step, starts when less than this share of the pool is free ..."""
     evict_until: float = 0.05
-    """... and goes on until this share is free."""
-    evict_interval: float = 0.01
-    """Seconds between two looks of the background eviction, also while the engine is idle."""
+    """... and goes on until this share is free. So an admission seldom has to evict first."""
     tiers: tuple[str, ...] = ()
-    """Storage tiers below the device, fastest first (entry-point names in ``octavo.storage_tiers``)."""
+    """Storage tiers below the device, fastest first. There are none in this version: anything but ``()`` is refused."""
 
     # the batch
     max_batch_tokens: int = 512
@@ -68,8 +66,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_batch_tokens", "max_running", "max_waiting"):
             _require(_is_count(getattr(self, name)), f"{name} must be a positive integer, not {getattr(self, name)!r}")
-        for name in ("evict_interval", "step_timeout"):
-            _require(_is_number(getattr(self, name)) and getattr(self, name) > 0, f"{name} must be a positive number")
+        _require(_is_number(self.step_timeout) and self.step_timeout > 0, "step_timeout must be a positive number")
         for name in ("evict_below", "evict_until", "admission_reserve"):
             _require(_is_number(getattr(self, name)) and 0.0 <= getattr(self, name) < 1.0, f"{name} must be in [0, 1)")
         _require(self.evict_below <= self.evict_until, "evict_below must not exceed evict_until")
@@ -78,6 +75,8 @@ class EngineConfig:
             self.prefill_chunk is None or _is_count(self.prefill_chunk),
             "prefill_chunk must be a positive integer or None",
         )
+        _require(isinstance(self.seed, int) and not isinstance(self.seed, bool), "seed must be an integer")
+        _require(self.tiers == (), "tiers must be empty: this version has no storage tiers")
         _require(self.dtype in ("float32", "bfloat16", "float16"), f"dtype {self.dtype!r} is not known")
 
 

@@ -34,7 +34,7 @@ class EngineStats(NamedTuple):
     running: int
     """Sequences that hold blocks."""
     waiting: int
-    """Sequences in the queue, with those submitted since the last step."""
+    """Sequences without blocks: new, preempted, or submitted since the last step."""
     waiting_reasons: dict[str, int]
     """Why those at the head of the queue wait: ``blocks``, ``slots``, ``prefix``."""
     preemptions: int

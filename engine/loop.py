@@ -115,7 +115,7 @@ class StepLoop:
         counters = self._counters
         return EngineStats(
             running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting) + len(self._inbox),
+            waiting=sum(s.phase is Phase.WAITING for group in self.groups.values() for s in group.samples),
             waiting_reasons=dict(self._scheduler.waiting_reasons),
             preemptions=self._scheduler.preemptions,
             submitted=counters.submitted,

@@ -58,11 +58,6 @@ class Scheduler:
         self._now = 0.0
         self._ranks: dict[Job, int] = {}
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether there is nothing to plan."""
-        return not self.waiting and not self.running
-
     def add(self, sample: Sample) -> None:
         """A new sample that has to be admitted."""
         self.waiting.append(sample)

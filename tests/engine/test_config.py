@@ -14,7 +14,9 @@ NAN, INF = float("nan"), float("inf")
 COUNTS = ("num_blocks", "block_size", "max_batch_tokens", "max_running", "max_waiting")
 BAD: list[tuple[str, object]] = [
     *[(name, value) for name in COUNTS for value in (0, -1, 1.5, NAN, INF, True, None, "5")],
-    *[(name, value) for name in ("evict_interval", "step_timeout") for value in (0, -1.0, NAN, True, None, "5")],
+    *[("step_timeout", value) for value in (0, -1.0, NAN, True, None, "5")],
+    *[("seed", value) for value in (1.5, True, None, "5")],
+    *[("tiers", value) for value in (("host",), None, "host")],
     *[
         (name, value)
         for name in ("evict_below", "evict_until", "admission_reserve")
