@@ -32,10 +32,11 @@ def packages_in_the_tree() -> set[str]:
 
 
 def own_file(module: ModuleType) -> Path | None:
-    """Where a module of this project lies; ``None`` for all others, those of an environment inside the root too."""
+    """Where a module of the package lies; ``None`` for all others, those of an environment inside the root too."""
     file: str | None = getattr(module, "__file__", None)
     path = Path(file or "/").resolve()
-    return path if path.is_relative_to(ROOT) and not path.is_relative_to(ROOT / ".venv") else None
+    apart = (ROOT / ".venv", ROOT / "examples", ROOT / "tests")
+    return path if path.is_relative_to(ROOT) and not any(path.is_relative_to(folder) for folder in apart) else None
 
 
 def test_every_package_is_listed() -> None:

@@ -355,10 +355,12 @@ async def test_beams(
                 _assert_beams(outputs, beams, penalty)
         assert_at_rest(engine)
     needed = max(len(prompt) // BLOCK + width * 2 for prompt in prompts)
-    async with demo.engine(num_blocks=needed + 1, admission_reserve=0.0) as engine:
+    spare = 2 if breadth == "all" else 1  # so that another one is admitted and both grow
+    async with demo.engine(num_blocks=needed + spare, admission_reserve=0.0) as engine:
         found = await asyncio.gather(*(engine.complete(prompt, params) for prompt in prompts * 2))
         for outputs, beams in zip(found, expected * 2, strict=True):
             _assert_beams(outputs, beams, penalty)
+        assert engine.stats().preemptions > 0
         assert_at_rest(engine)
 
 
