@@ -5,7 +5,8 @@ more. A sequence with one uncomputed token decodes, one with more is in prefill,
 preemption.
 
 * Decodes go first, then prefills share what is left of the token budget: each takes at most half of the rest while
-  others come after it, so a long prompt neither waits for ever nor holds up the short ones behind it.
+  others come after it, and where one takes all, the others go first in the next step. So a long prompt neither waits
+  for ever nor holds up the short ones behind it.
 * Prefill chunks end at block borders (canonical boundaries), so K and V do not depend on who else was in the batch.
 * A prompt is admitted whole or not at all, in rank order, with room left for the growth of what runs.
 * Whoever needs a block and gets none takes it from a sequence of lower rank, the one that is cheapest to recompute;
@@ -54,6 +55,8 @@ class Scheduler:
         self._on_fault = on_fault
         self._reserve = int(config.admission_reserve * config.num_blocks)
         self._plan = StepPlan(0)
+        self._passed_over = False
+        """Whether one prefill took all that was left of the budget in the last step: the others go first in this."""
         self._step = 0
         self._now = 0.0
         self._ranks: dict[Job, int] = {}
@@ -114,12 +117,14 @@ class Scheduler:
         self._plan = StepPlan(self.token_limit)
         self.waiting_reasons.clear()
         self._plan_decodes()
-        prefills = sorted((s for s in self.running if not s.is_decoding), key=self._key)
-        for sample in prefills:
-            if sample.phase is Phase.RUNNING:  # it was not preempted for one before it
-                self._plan_prefill(sample, others=len(prefills) > 1 or bool(self.waiting))
+        decodes = len(self._plan)
+        ahead, behind = self._prefill_turns()
+        self._passed_over = False
+        self._plan_prefills(ahead, others=len(ahead) + len(behind) > 1)
         self._admit()
-        self._give_rest_to(prefills)
+        self._plan_prefills(behind, others=False)
+        self._passed_over &= len(self._plan) == decodes + 1  # while several are served, rank alone decides
+        self._give_rest_to(ahead + behind)
         if not self._plan:  # perhaps beams came back that lack nothing but their last token
             self._plan_decodes()
 
@@ -133,16 +138,30 @@ class Scheduler:
             if sample.phase is Phase.RUNNING and (copies := self._make_room(sample, 1)) is not None:
                 self._add_row(sample, 1, copies)
 
-    def _plan_prefill(self, sample: Sample, *, others: bool) -> None:
-        count = self._chunk(sample, self._share(others=others))
-        if count > 0 and (copies := self._make_room(sample, count)) is not None:
-            self._add_row(sample, count, copies)
+    def _prefill_turns(self) -> tuple[list[Sample], list[Sample]]:
+        """The running prefills that go before newcomers and those that go after them, each in order."""
+        prefills = sorted((s for s in self.running if not s.is_decoding), key=self._key)
+        if not self._passed_over:
+            return prefills, []
+        prefills.sort(key=lambda s: s.last_step)
+        return prefills[:-1], prefills[-1:]  # whom the last step served comes last
+
+    def _plan_prefills(self, prefills: list[Sample], *, others: bool) -> None:
+        for sample in prefills:
+            if sample.phase is not Phase.RUNNING:  # it was preempted for one before it
+                continue
+            count = self._chunk(sample, self._share(others=others or bool(self.waiting)))
+            if count < 1:
+                self._passed_over = True
+            elif (copies := self._make_room(sample, count)) is not None:
+                self._add_row(sample, count, copies)
 
     def _admit(self) -> None:
-        """Let waiting samples in, best rank first, until a resource is short. Who waits for a prefix is passed over."""
+        """Let waiting samples in, best rank first, until a resource is short; who waits for a prefix is skipped."""
         for sample in heapq.nsmallest(LOOK_AHEAD, self.waiting, key=self._key):
             share = self._share(others=len(self.waiting) > 1)
             if share < min(self._unit, sample.sequence.uncomputed):
+                self._passed_over = True
                 break
             if self._follows(sample):
                 self.waiting_reasons["prefix"] += 1

@@ -133,6 +133,31 @@ async def test_prefill_does_not_starve_decodes_nor_the_other_way_round(engine_of
 
 
 @pytest.mark.asyncio
+async def test_a_long_prompt_leaves_room_for_short_ones_where_the_budget_is_two_blocks(engine_of: EngineOf) -> None:
+    """SCHED-05 with blocks of 16 in a budget of 32: a long prompt and four decodes leave no room for a block."""
+    answers: list[Answer] = []
+    ended: dict[str, int] = {}
+
+    async def on_step(step: int) -> None:
+        if step == 10:
+            answers.append(await send(engine, "long", [i % 61 for i in range(2000)], greedy(2)))
+        if step == 12:
+            answers.extend([await send(engine, f"new{i}", [i, *range(29)], greedy(2)) for i in range(3)])
+        for name in [name for name in ("long", "new0", "new2") if name not in engine._loop.groups and step > 12]:
+            ended.setdefault(name, step)
+
+    async with engine_of(
+        num_blocks=400, block_size=16, max_batch_tokens=32, on_step=on_step, check_every_step=False
+    ) as engine:
+        answers.extend([await send(engine, f"d{i}", [i], greedy(300)) for i in range(4)])
+        outputs = await asyncio.gather(*answers)
+    assert all(output.finish_reason is FinishReason.LENGTH for output in outputs)
+    assert ended["new0"] < 25
+    assert ended["new2"] < 35
+    assert ended["long"] < 12 + 2 * 2000 // 16
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("budget", [B, B + 1, B + 2, 2 * B - 1, 2 * B])
 async def test_a_small_budget_lets_prompts_in_while_others_decode(budget: int, engine_of: EngineOf) -> None:
     """Decodes may not leave a rest of the budget that is too small for any prompt for as long as they run."""
