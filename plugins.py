@@ -73,6 +73,8 @@ class PluginGroup(Generic[T]):
         :raises ContractBroken: it is no concrete subclass of the base or was written for another major version.
         """
         if ":" in spec:
+            if not all(spec.split(":")):
+                raise UnknownPlugin(f"{spec!r} is no plug-in; give a name or package.module:Class")
             return Plugin(spec, None, self._load(EntryPoint(name=spec, value=spec, group=self.name)))
         found = [entry for entry in self._entries() if entry.name == spec]
         if not found:
@@ -105,9 +107,9 @@ class PluginGroup(Generic[T]):
         try:
             candidate: object = entry.load()
         except Exception as error:  # an import runs foreign code, which may raise anything
+            mend = "Check the name" if entry.dist is None else "Reinstall its distribution with all its dependencies"
             raise PluginImportFailed(
-                f"{where} could not be imported: {type(error).__name__}: {error}. Reinstall its distribution with all "
-                "its dependencies, or choose another plug-in."
+                f"{where} could not be imported: {type(error).__name__}: {error}. {mend}, or choose another plug-in."
             ) from error
         return self._checked(candidate, where)
 

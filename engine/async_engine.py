@@ -186,9 +186,12 @@ class AsyncEngine:
     ) -> Generation:
         """A second request that goes on from where a running one stands, on the same blocks.
 
-        The fork has the same prompt and the tokens so far; ``params`` (by default the source's) rule what follows.
+        The fork has the prompt, the tokens so far, the tenant and the priority of the source's first sample that runs;
+        ``params`` (by default the source's) rule what follows. ``max_tokens`` counts the tokens so far, and the fork's
+        first output brings them as its delta. With the source's own seed it repeats the source: give another.
 
-        :raises InvalidRequest: when no such request runs, or it is a beam search.
+        :raises InvalidRequest: when no such request runs, it is a beam search, or ``params`` ask for several samples or
+            for log-probabilities that the source did not keep.
         """
         self._require_room(new_id)
         source = self._loop.groups.get(request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from enum import StrEnum
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -21,6 +22,16 @@ from .request import Prompt, SamplingParams
 from .show import LoadingBar, show_streams
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback(invoke_without_command=True)
+def octavo(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """Run language models with a paged, shared, copy-on-write KV cache."""
+    if show_version:
+        typer.echo(version("octavo"))
+        raise typer.Exit
 
 
 class Dtype(StrEnum):
@@ -44,7 +55,10 @@ def generate(
     prompts: Annotated[list[str], typer.Argument(help="One or more prompts; they run side by side. - reads stdin.")],
     model: Model = "smollm2",
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate for each prompt.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 takes the likeliest token. Default 0, or 0.8 with --n, --seed or --top-p."),
+    ] = None,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that reach this probability.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Root of the random streams.")] = None,
     n: Annotated[int, typer.Option("--n", help="Samples for each prompt.")] = 1,
@@ -56,6 +70,8 @@ def generate(
     num_blocks: Blocks = 1024,
 ) -> None:
     """Continue prompts and stream the text."""
+    if temperature is None:  # whoever asks for several samples or a seed wants draws
+        temperature = 0.8 if n > 1 or seed is not None or top_p < 1 else 0.0
     config = EngineConfig(device=device, dtype=dtype.value, num_blocks=num_blocks)
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, n=n, beam_width=beams
@@ -90,7 +106,7 @@ def main() -> None:
     try:
         app()
     except OctavoError as error:
-        Console(stderr=True).print(f"[red]{type(error).__name__}[/]: {error}", highlight=False)
+        Console(stderr=True).print(f"[red]{type(error).__name__}[/]: {escape(str(error))}", highlight=False)
         sys.exit(1)
 
 

@@ -66,6 +66,13 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_batch_tokens", "max_running", "max_waiting"):
             _require(_is_count(getattr(self, name)), f"{name} must be a positive integer, not {getattr(self, name)!r}")
+        for name in ("eviction_policy", "scheduling_policy", "device", "attention_backend"):
+            value = getattr(self, name)
+            _require(isinstance(value, str) and bool(value), f"{name} must be a name, not {value!r}")
+        for name in ("enable_prefix_caching", "check_every_step"):
+            _require(
+                isinstance(getattr(self, name), bool), f"{name} must be true or false, not {getattr(self, name)!r}"
+            )
         _require(_is_number(self.step_timeout) and self.step_timeout > 0, "step_timeout must be a positive number")
         for name in ("evict_below", "evict_until", "admission_reserve"):
             _require(_is_number(getattr(self, name)) and 0.0 <= getattr(self, name) < 1.0, f"{name} must be in [0, 1)")

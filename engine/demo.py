@@ -43,6 +43,7 @@ QUESTIONS = (
 )
 PARAMS = SamplingParams(max_tokens=48, temperature=0.0, repetition_penalty=1.1)
 ALTERNATIVES = SamplingParams(max_tokens=24, temperature=0.8, seed=7, n=4)
+BLOCK_SIZE = 16
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -70,7 +71,9 @@ async def run_demo(console: Console, model: str, device: str, dtype: Dtype) -> N
 
 
 def _config(device: str, dtype: Dtype, *, sharing: bool) -> EngineConfig:
-    return EngineConfig(num_blocks=512, device=device, dtype=dtype, enable_prefix_caching=sharing)
+    return EngineConfig(
+        num_blocks=512, block_size=BLOCK_SIZE, device=device, dtype=dtype, enable_prefix_caching=sharing
+    )
 
 
 async def _run(console: Console, model: str, config: EngineConfig, chats: list[list[ChatMessage]]) -> Result:
@@ -102,7 +105,7 @@ def _figures(result: Result) -> dict[str, str]:
     return {
         "prompt tokens": str(sum(output.prompt_tokens for output in chats)),
         "of them from the cache": str(cached),
-        "blocks shared instead of computed": str(sum(output.cached_tokens // 16 for output in chats)),
+        "blocks shared instead of computed": str(sum(output.cached_tokens // BLOCK_SIZE for output in chats)),
         "blocks copied (partial reuse)": str(stats.cache.partial_copies),
         "blocks copied (copy-on-write)": str(stats.cache.cow_forks),
         "blocks allocated": str(stats.cache.allocations),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
 from typing import Self
 
 from .request import RequestOutput
@@ -15,8 +16,14 @@ Abort = Callable[[SequenceGroup], None]
 class Generation(AsyncIterator[RequestOutput]):
     """Outputs of one request, as they come. The request is submitted when the iteration starts.
 
-    Not an async generator on purpose: closing it, dropping it or cancelling the task that iterates works from any
-    task and always aborts the request once. Iterate from one task at a time.
+    The request ends with the iteration, when the task that iterates is cancelled, by :meth:`close`, or when the
+    generation is dropped. One that is left early and still referenced runs on: close it, or use ``async with``::
+
+        async with engine.generate(prompt) as outputs:
+            async for output in outputs: ...
+
+    Not an async generator on purpose: closing works from any task and always aborts the request once. Iterate from one
+    task at a time. A request that fails delivers what it has, with ``finish_reason`` ``error``, then raises.
     """
 
     def __init__(self, submit: Submit, abort: Abort) -> None:
@@ -33,6 +40,14 @@ class Generation(AsyncIterator[RequestOutput]):
 
     def __aiter__(self) -> Self:
         return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     async def start(self) -> Self:
         """Submit now rather than at the first step of the iteration.

@@ -9,7 +9,7 @@ from typing import TypeGuard, TypeVar
 
 import anyio.to_thread
 
-from ..errors import InvalidRequest, NeverFits
+from ..errors import InvalidRequest, NeverFits, OctavoError, describe
 from ..policies.scheduling.base import Job
 from .beam import BeamSearch
 from .config import EngineConfig
@@ -138,7 +138,12 @@ class Intake:
 
     @staticmethod
     async def _encode(encode: Callable[[T], list[int]], prompt: T, size: int) -> list[int]:
-        return await anyio.to_thread.run_sync(encode, prompt) if size > LONG_TEXT else encode(prompt)
+        try:
+            return await anyio.to_thread.run_sync(encode, prompt) if size > LONG_TEXT else encode(prompt)
+        except OctavoError:
+            raise
+        except Exception as error:
+            raise InvalidRequest(f"the prompt could not be tokenised: {describe(error)}") from error
 
     def _require_codec(self, what: str) -> TextCodec:
         if self._codec is None:

@@ -136,6 +136,8 @@ class FakeCodec:
         return ids
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        if not all(isinstance(message.get("content"), str) for message in messages):
+            raise InvalidRequest("every message needs a content, a string")
         return [token for message in messages for token in self.encode(message["content"])]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
 import torch
 from safetensors import safe_open
 from transformers import (
@@ -26,6 +25,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from ...errors import ModelError
+from ...telemetry.logging import get_logger
 from .attention.kv_tensors import available_memory
 from .fingerprint import fingerprint
 from .text import HuggingFaceCodec, TextCodec
@@ -214,7 +214,7 @@ def _load_weights(directory: Path, config: PreTrainedConfig, dtype: torch.dtype)
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         raise ModelError(f"{directory}: the files lack weights that the model needs: {shown}")
     if info["unexpected_keys"]:
-        structlog.get_logger(__name__).warning(
+        get_logger("octavo.model").warning(
             "unused_weights", directory=str(directory), tensors=sorted(map(str, info["unexpected_keys"]))[:8]
         )
     return model

@@ -6,11 +6,11 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
 import torch
 from huggingface_hub import snapshot_download
 
 from ...errors import ModelError
+from ...telemetry.logging import get_logger
 from .checkpoint import load_checkpoint
 from .gguf_file import converted
 from .runner import ModelRunner
@@ -53,7 +53,7 @@ def open_model(
 
 def _report_context(runner: TransformersRunner, declared: int) -> None:
     if runner.info.max_context < declared:
-        structlog.get_logger(__name__).warning(
+        get_logger("octavo.model").warning(
             "context_capped",
             model=runner.info.name,
             max_context=runner.info.max_context,

@@ -89,7 +89,12 @@ class EvictionPolicy(ABC):
     def victims(self, count: int, now: float) -> Iterator[Entry]:
         """Yield candidates, the one to go first in front.
 
-        The engine evicts blocks from the tail of each entry (``on_evict`` comes between two yields) until it has the
-        ``count`` blocks it wants, then closes the iterator. An entry with blocks left may be yielded again. Yielding
-        nothing while candidates exist breaks the contract. Must modify nothing beyond the policy's own bookkeeping.
+        Between two yields the engine evicts blocks from the tail of the entry it was given, so ``on_evict`` comes, and
+        ``on_candidate`` for a parent that lost its last child. It closes the iterator once it has the ``count`` blocks
+        it wants; when the iterator ends before that, it asks again, as long as something was named. An entry with
+        blocks left may be yielded again. Naming nothing while candidates exist, or something that is no candidate,
+        breaks the contract. Modifies nothing beyond the policy's own bookkeeping. The simplest form::
+
+            while self.queue:
+                yield min(self.queue, key=self.worth)
         """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 import pytest
 from rich.console import Console
@@ -114,6 +116,38 @@ def test_errors_are_one_line(
     assert stopped.value.code == 1
     assert "ModelError" in (told := capsys.readouterr().err) or "InvalidRequest" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("message", ["pip install 'octavo[hf]'", "no file [a]x.gguf", "/x[/red]y"])
+def test_messages_are_printed_as_they_are(
+    message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> AsyncEngine:
+        raise ModelError(message)
+
+    monkeypatch.setattr(AsyncEngine, "open", refuse)
+    monkeypatch.setattr(sys, "argv", ["octavo", "generate", "x"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert message in capsys.readouterr().err
+
+
+def test_samples_differ_unless_a_temperature_is_given(opened: list[tuple[str, EngineConfig]]) -> None:
+    drawn = CliRunner().invoke(cli.app, ["generate", "x", "--n", "3", "--max-tokens", "8"]).stdout.splitlines()
+    greedy = CliRunner().invoke(cli.app, ["generate", "x", "--n", "3", "--max-tokens", "8", "--temperature", "0"])
+    assert len({line.split("] ")[1] for line in drawn}) == 3
+    assert len({line.split("] ")[1] for line in greedy.stdout.splitlines()}) == 1
+
+
+def test_the_version_is_printed() -> None:
+    assert CliRunner().invoke(cli.app, ["--version"]).stdout.strip() == version("octavo")
+
+
+def test_without_its_libraries_the_command_says_what_to_install() -> None:
+    code = "import sys; sys.modules['typer'] = None; sys.argv = ['octavo']; from octavo.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 1
+    assert done.stderr.strip() == "the command line needs typer: pip install 'octavo[cli]'"
 
 
 def test_plugins_lists_what_is_installed_and_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

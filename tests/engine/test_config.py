@@ -15,6 +15,8 @@ COUNTS = ("num_blocks", "block_size", "max_batch_tokens", "max_running", "max_wa
 BAD: list[tuple[str, object]] = [
     *[(name, value) for name in COUNTS for value in (0, -1, 1.5, NAN, INF, True, None, "5")],
     *[("step_timeout", value) for value in (0, -1.0, NAN, True, None, "5")],
+    *[(name, value) for name in ("eviction_policy", "scheduling_policy", "device") for value in (5, None, "")],
+    *[(name, value) for name in ("enable_prefix_caching", "check_every_step") for value in ("no", 1, None)],
     *[("seed", value) for value in (1.5, True, None, "5")],
     *[("tiers", value) for value in (("host",), None, "host")],
     *[

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 import pytest
 
 from octavo import AsyncEngine, FinishReason, SamplingParams
+from octavo.engine.testing import FakeRunner
 from octavo.errors import InvalidRequest, QueueFull
 
 EngineOf = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
@@ -105,3 +106,13 @@ async def test_a_fork_of_a_fork_that_had_nothing_to_do_harms_nobody(engine_of: E
             async for output in generation:
                 assert output.finish_reason is not FinishReason.ERROR
         assert [output async for output in source][-1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.asyncio
+async def test_a_block_ends_the_request_that_is_left_early() -> None:
+    async with AsyncEngine(runner=FakeRunner()) as engine:
+        async with engine.generate([1, 2, 3], SamplingParams(max_tokens=500)) as outputs:
+            await anext(outputs)
+        await engine._loop.wait_idle()
+        assert engine.stats().finished == {"abort": 1}
+        assert engine.census().held == 0
