@@ -65,9 +65,12 @@ class Committer:
                 self._fail(group, error, now)
 
     def end(self, group: SequenceGroup, reason: FinishReason, now: float, error: BaseException | None = None) -> None:
-        """End a whole group now: abort it, or fail it with ``error``."""
+        """End a whole group now: abort it, or fail it with ``error``.
+
+        What one that failed has published may be the cause and would fail whoever hits it: it goes too.
+        """
         for sample in group.live:
-            self._scheduler.remove(sample)
+            self._scheduler.remove(sample, distrust=error is not None)
             try:
                 sample.end(reason)
             except Exception as fault:  # noqa: BLE001  # its text cannot be completed

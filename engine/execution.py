@@ -54,21 +54,25 @@ class StepExecutor:
 
     def _row_result(self, row: Row, result: RowOutput) -> RowResult:
         """The result itself when it can be used: a bad id would spoil the next step, perhaps for all."""
-        if result.error is not None:
-            return ModelError(result.error)
+        fault = result.error or self._fault(row, result)
+        return result if fault is None else ModelError(fault)
+
+    def _fault(self, row: Row, result: RowOutput) -> str | None:
+        """What is wrong with the shape of a result."""
+        targets = 0 if row.prompt_targets is None else len(row.prompt_targets)
+        if len(result.prompt_scores) != targets:
+            return f"the runner returned {len(result.prompt_scores)} prompt scores for {targets} targets"
         wanted = row.sampling
         if wanted is None:
-            return result
+            return None
         if len(result.sampled) != len(wanted.seeds):
-            return ModelError(f"the runner returned {len(result.sampled)} draws for the {len(wanted.seeds)} of a row")
+            return f"the runner returned {len(result.sampled)} draws for the {len(wanted.seeds)} of a row"
         if wanted.beam_candidates and not result.beam:
-            return ModelError("the runner returned no candidates for a beam")
+            return "the runner returned no candidates for a beam"
         for token_id, *_ in (*result.sampled, *result.beam):
             if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size:
-                return ModelError(
-                    f"the runner returned {token_id!r:.40} as a token of a vocabulary of {self._vocab_size}"
-                )
-        return result
+                return f"the runner returned {token_id!r:.40} as a token of a vocabulary of {self._vocab_size}"
+        return None
 
 
 def _as_model_error(error: Exception) -> ModelError:

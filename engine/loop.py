@@ -218,10 +218,10 @@ class StepLoop:
 
     async def _wait(self) -> None:
         """Nothing can be computed: wait for news. What waits with nothing to wait for is told so."""
-        stuck = self._scheduler.waiting or self._scheduler.running
-        if stuck:
+        stuck = self._scheduler.first_in_rank()
+        if stuck is not None:
             if not self.cache.pool.in_transfer:
-                self._give_up(stuck[0])
+                self._give_up(stuck)
                 return
             await anyio.sleep(TRANSFER_POLL)
             return
@@ -255,23 +255,29 @@ class StepLoop:
         if parent is None:
             self._end(group, FinishReason.ABORT)
             return
-        over = parent.finish_reason is FinishReason.STOP or len(parent.token_ids) >= group.params.max_tokens
-        shares = not over and self._can_share(parent)
-        if shares:
-            sequence = self.cache.fork(parent.sequence, self._new_id())
-        else:
+        try:  # before any block is taken: its text may have to be decoded anew
             sequence = new_sequence(group, parent.sequence.tokens)
-        sample = parent.continued_by(group, 0, sequence, next(group.sample_seeds()))
+            sample = parent.continued_by(group, 0, sequence, next(group.sample_seeds()))
+        except Exception as error:  # noqa: BLE001  # a tokenizer's fault is this request's alone
+            self._end(group, FinishReason.ERROR, ModelError(f"the fork's text could not be made: {describe(error)}"))
+            return
         group.samples.append(sample)
-        if sample.token_ids:  # it begins in the middle of its output
-            now = self._clock()
-            group.metrics = group.metrics._replace(scheduled=now, first_token=now, last_token=now)
-        if over:
+        if parent.finish_reason is FinishReason.STOP or len(parent.token_ids) >= group.params.max_tokens:
             self._end_fork(sample, parent)
-        elif shares:
+        elif self._can_share(parent):
+            sample.sequence = self.cache.fork(parent.sequence, self._new_id())
             self._scheduler.adopt(sample)
         else:
             self._scheduler.add(sample)
+        self._begin_in_the_middle(sample)
+
+    def _begin_in_the_middle(self, sample: Sample) -> None:
+        """Times of a fork that runs already or has tokens already."""
+        group, now = sample.group, self._clock()
+        if sample.phase is Phase.RUNNING or sample.token_ids:
+            group.metrics = group.metrics._replace(scheduled=now)
+        if sample.token_ids:
+            group.metrics = group.metrics._replace(first_token=now, last_token=now)
 
     def _can_share(self, parent: Sample) -> bool:
         """Not the blocks of a row that has just failed: the copies that go with it were perhaps not made."""

@@ -57,6 +57,8 @@ class Scheduler:
         self._plan = StepPlan(0)
         self._passed_over = False
         """Whether one prefill took all that was left of the budget in the last step: the others go first in this."""
+        self._was_too_wide = False
+        """Whether the decodes of the last step left nothing for prefills."""
         self._step = 0
         self._now = 0.0
         self._ranks: dict[Job, int] = {}
@@ -74,14 +76,21 @@ class Scheduler:
         """Whether ``count`` more sequences may run."""
         return self._used_slots() + count <= self._config.max_running
 
-    def remove(self, sample: Sample) -> None:
-        """The sample is done: its blocks go back, it is planned no more. Harmless for one that is done already."""
+    def remove(self, sample: Sample, *, distrust: bool = False) -> None:
+        """The sample is done: its blocks go back, it is planned no more. Harmless for one that is done already.
+
+        ``distrust``: its K and V may be bad, so nobody shall find what it has published.
+        """
         if sample.phase is Phase.RUNNING:
             self._leave(sample)
-            self._cache.finish(sample.sequence)
+            (self._cache.discard if distrust else self._cache.finish)(sample.sequence)
         elif sample.phase is Phase.WAITING:
             self.waiting.remove(sample)
         sample.phase = Phase.DONE
+
+    def first_in_rank(self) -> Sample | None:
+        """Of the waiting, or if none waits of the running, the one that the last plan should have served first."""
+        return min(self.waiting or self.running, key=self._key, default=None)
 
     def drop(self, group: SequenceGroup) -> None:
         """Forget a group whose samples cannot be removed in order: its blocks may be lost, the loop is not."""
@@ -134,6 +143,10 @@ class Scheduler:
         room = self.token_limit - self._kept_for_prefill(len(decoding))
         if len(decoding) > room:
             decoding = self._longest_unserved(decoding, room)
+        too_wide = len(decoding) > room  # beams go together or not at all
+        if too_wide and self._was_too_wide:
+            decoding, too_wide = [], False  # every other step belongs to the prefills
+        self._was_too_wide = too_wide
         for sample in sorted(decoding, key=self._key):
             if sample.phase is Phase.RUNNING and (copies := self._make_room(sample, 1)) is not None:
                 self._add_row(sample, 1, copies)
@@ -194,11 +207,12 @@ class Scheduler:
 
     def _try_admit(self, sample: Sample) -> Admission | None:
         """Slots and blocks for ``sample``, displacing others where the policy says so; ``None``: it has to wait."""
+        group, lesser = sample.group, self._lesser(sample)
         while not self.has_slots(self._slots_for(sample)):
-            if not self._displace_for(sample):
+            if not lesser or not self._has_slots_without(lesser, self._slots_for(sample)):
                 self.waiting_reasons["slots"] += 1
                 return None
-        group = sample.group
+            lesser = self._displace(lesser)
         resumed = group.metrics.scheduled is not None
         while True:
             headroom = self._headroom(sample)
@@ -206,9 +220,10 @@ class Scheduler:
             admission = self._cache.try_admit(sample.sequence, headroom=headroom, reuse=reuse, resumed=resumed)
             if admission is not None:
                 break
-            if not self._displace_for(sample):
+            if not lesser or not self._has_blocks_without(lesser, sample):
                 self.waiting_reasons["blocks"] += 1
                 return None
+            lesser = self._displace(lesser)
         sample.following_since = None
         if not resumed:
             group.cached_tokens = admission.cached_tokens
@@ -317,14 +332,24 @@ class Scheduler:
         seconds = self._cache.cost.seconds(sample.sequence.computed)
         return gain == 0, gain * seconds if seconds else gain, -sample.group.job.order
 
-    def _displace_for(self, sample: Sample) -> bool:
-        """Preempt the running sample of worst rank among those that the policy would give up for ``sample``."""
-        key = self._key(sample)  # the first in rank is never displaced, whatever the policy says
-        lesser = [s for s in self.running if self._key(s) > key and self._displaces(sample.group.job, s.group.job)]
-        if not lesser:
-            return False
+    def _lesser(self, sample: Sample) -> list[Sample]:
+        """Running samples that the policy would give up for ``sample``. Never the first in rank, whatever it says."""
+        key = self._key(sample)
+        return [s for s in self.running if self._key(s) > key and self._displaces(sample.group.job, s.group.job)]
+
+    def _has_slots_without(self, lesser: list[Sample], count: int) -> bool:
+        freed = sum(self._width(group) for group in {sample.group for sample in lesser})
+        return self._used_slots() - freed + count <= self._config.max_running
+
+    def _has_blocks_without(self, lesser: list[Sample], sample: Sample) -> bool:
+        """Whether displacing all of them could be enough (what they share counts more than once: at best)."""
+        at_best = self._cache.available + sum(len(other.sequence.table) for other in lesser)
+        return at_best >= self._cache.blocks_for(len(sample.sequence.tokens))
+
+    def _displace(self, lesser: list[Sample]) -> list[Sample]:
+        """Preempt the one of worst rank; returns those that still run."""
         self._preempt(max(lesser, key=self._key))
-        return True
+        return [sample for sample in lesser if sample.phase is Phase.RUNNING]
 
     def _preempt(self, sample: Sample) -> None:
         """Back to the queue; of a beam search all beams together, as none can go on alone."""

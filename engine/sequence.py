@@ -122,7 +122,8 @@ class Sample:
 
     def continued_by(self, group: SequenceGroup, index: int, sequence: Sequence, seed: int) -> Sample:
         """A sample of ``group`` that goes on from here."""
-        same_text = group.params.shows_text_as(self.group.params)
+        # what was held back has been shown where this sample has ended already (aborted at the same step edge)
+        same_text = self.finish_reason is None and group.params.shows_text_as(self.group.params)
         text = self.text.copy() if same_text and self.text is not None else group.new_text()
         twin = Sample(group, index, sequence, seed, text)
         twin.token_ids = list(self.token_ids)
@@ -130,7 +131,7 @@ class Sample:
             twin.write(self.token_ids)
         if twin.logprobs is not None:
             twin.logprobs = list(self.logprobs or ())
-        twin.cumulative_logprob = self.cumulative_logprob
+        twin.cumulative_logprob, twin.last_step = self.cumulative_logprob, self.last_step
         return twin
 
     def end_as_beam(self, reason: FinishReason) -> None:
@@ -222,6 +223,8 @@ class SequenceGroup:
     def results(self) -> list[Sample] | None:
         """What to hand out at the end in place of all samples: the best of them. ``None``: hand out all."""
         params = self.params
+        if not self.samples:
+            return []
         if params.max_tokens == 0 and self.samples[0].finish_reason is FinishReason.LENGTH:
             return [self._empty(index) for index in range(params.n)]
         if params.samples == params.n and self.beam is None:

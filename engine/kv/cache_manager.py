@@ -219,6 +219,18 @@ class CacheManager:
         """
         self._leave(sequence, State.FINISHED)
 
+    def discard(self, sequence: Sequence) -> None:
+        """As ``finish``, for a sequence whose K and V cannot be trusted: what it published and nobody else holds goes.
+
+        :raises CacheMisuse: when it is not admitted.
+        """
+        node = sequence.node
+        self._leave(sequence, State.FINISHED)
+        while node is not None and node in self.tree.candidates:
+            above = node.parent
+            self._evictor.drop(node)
+            node = above
+
     def preempt(self, sequence: Sequence) -> None:
         """Take the blocks back; the sequence keeps its tokens and can be admitted again.
 

@@ -26,7 +26,7 @@ class EvictedRun(NamedTuple):
     entry: Entry
     """Statistics of the edge it came from."""
     reason: str
-    """``allocate`` or ``watermark`` or ``call``."""
+    """``allocate``, ``watermark`` or ``call``."""
 
 
 class EvictionHook(Protocol):
@@ -75,6 +75,12 @@ class Evictor:
             if self._pool.free >= goal:
                 break
         return self._pool.free - goal + count
+
+    def drop(self, node: Node) -> None:
+        """Take a whole candidate out of the cache because its contents are bad: no hook sees it."""
+        ids, _ = self._tree.cut_tail(node, len(node.ids))
+        self.evicted["distrust"] += len(ids)
+        self._pool.release(ids)
 
     def _victims(self, count: int) -> Iterator[Node]:
         """The policy's choice while it keeps its contract, the least recently used candidates after that."""

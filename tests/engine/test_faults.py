@@ -668,3 +668,66 @@ def test_every_error_is_in_the_one_tree() -> None:
     assert len(classes) > 15
     assert all(issubclass(cls, OctavoError) for cls in classes)
     assert all(cls.__doc__ for cls in classes)
+
+
+@pytest.mark.asyncio
+async def test_what_a_failed_request_has_published_fails_nobody_after_it() -> None:
+    """K and V that went bad in one chunk show only with the last one; a later request must not find them."""
+    runner = FakeRunner()
+    spoil = {"next": True}
+
+    def before_step(step: StepInput) -> None:
+        if not spoil["next"]:
+            return
+        if len(step.rows) == 1 and step.rows[0].sampling is not None and step.rows[0].context == 30:
+            spoil["next"] = False
+            raise RuntimeError("not finite")
+
+    runner.before_step = before_step
+    prompt = [i % 7 for i in range(30)]
+    async with opened(runner=runner, num_blocks=40, max_batch_tokens=16) as engine:
+        with pytest.raises(ModelError):
+            await engine.complete(prompt, GREEDY)
+        assert engine.census().idle == 0
+        assert engine.stats().cache.evictions["distrust"] > 0
+        [output] = await engine.complete(prompt, GREEDY)
+        assert output.cached_tokens == 0
+        engine.census()
+
+
+class Deaf(FakeCodec):
+    """Cannot decode with special tokens."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        if not skip_special_tokens:
+            raise RuntimeError("cannot")
+        return super().decode(ids)
+
+
+@pytest.mark.asyncio
+async def test_a_fork_whose_text_cannot_be_made_fails_alone() -> None:
+    async with opened(runner=FakeRunner(), codec=Deaf(), num_blocks=60) as engine:
+        neighbour = asyncio.create_task(engine.complete([9, 9], SamplingParams(max_tokens=40, temperature=0.0)))
+        source = engine.generate([1, 2], SamplingParams(max_tokens=40, temperature=0.0), request_id="source")
+        await anext(source)
+        fork = await engine.fork("source", SamplingParams(max_tokens=40, skip_special_tokens=False))
+        with pytest.raises(ModelError, match="text"):
+            async for _ in fork:
+                pass
+        outputs = [output async for output in source]
+        assert outputs[-1].finish_reason is FinishReason.LENGTH
+        assert (await neighbour)[0].finish_reason is FinishReason.LENGTH
+        assert engine.census().held == 0
+
+
+@pytest.mark.asyncio
+async def test_a_runner_that_forgets_prompt_scores_fails_the_request() -> None:
+    class Forgetful(FakeRunner):
+        def execute(self, step: StepInput) -> StepOutput:
+            output = super().execute(step)
+            return StepOutput(tuple(RowOutput(row.sampled, row.beam) for row in output.rows))
+
+    async with opened(runner=Forgetful()) as engine:
+        with pytest.raises(ModelError, match="prompt scores"):
+            await engine.complete([1, 2, 3], SamplingParams(max_tokens=2, prompt_logprobs=0))
+        assert engine.census().held == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -225,3 +226,19 @@ async def test_max_tokens_0_gives_an_empty_answer(n: int, engine_of: EngineOf) -
             assert (output.text, output.token_ids, output.finish_reason) == ("", (), FinishReason.LENGTH)
             assert (output.metrics.scheduled, output.metrics.first_token) == (None, None)
         assert engine.stats().steps == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "prompt", [[-1], [64], "a\x00b", "a\ud800", "\ufffd" * 50, "\x1b[31mred", "two\nlines"], ids=ascii
+)
+async def test_no_prompt_text_is_ever_logged(prompt: list[int] | str, caplog: pytest.LogCaptureFixture) -> None:
+    """INPUT-10: the same error or result with the loudest log, and nothing of the prompt in it."""
+    caplog.set_level(logging.DEBUG)
+    async with AsyncEngine(runner=FakeRunner(), codec=FakeCodec()) as engine:
+        with pytest.raises(InvalidRequest):
+            await engine.complete(prompt, SamplingParams(max_tokens=2))
+        await engine.complete("0123456789", SamplingParams(max_tokens=2, temperature=0.0))
+        assert engine.census().held == 0
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("octavo")]
+    assert not [line for line in told if str(prompt) in line or "0123456789" in line or "\n" in line]

@@ -354,3 +354,41 @@ async def test_an_old_reader_cannot_touch_a_new_request_of_the_same_id(engine_of
         output = await new
         assert output.finish_reason is FinishReason.LENGTH
         assert engine.stats().finished == {"length": 2}
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_displaced_in_vain(engine_of: EngineOf) -> None:
+    """One that could not start even without all that it may displace leaves them alone."""
+    answers: list[Answer] = []
+
+    async def on_step(step: int) -> None:
+        if step == 2:
+            answers.append(await send(engine, "high", [5] * 36, greedy(4), priority=3))
+
+    async with engine_of(
+        num_blocks=16, block_size=4, max_running=8, scheduling_policy="priority", on_step=on_step
+    ) as engine:
+        answers.append(await send(engine, "top", [1] * 40, greedy(20), priority=5))
+        answers.append(await send(engine, "low", [2] * 4, greedy(4), priority=0))
+        await asyncio.gather(*answers)
+        outputs = await asyncio.gather(*answers)
+        assert len(outputs) == 3
+        assert all(output.finish_reason is FinishReason.LENGTH for output in outputs)
+        assert [output.metrics.preemptions for output in outputs] == [0, 0, 0]
+
+
+@pytest.mark.asyncio
+async def test_beams_as_wide_as_the_budget_let_prompts_in(engine_of: EngineOf) -> None:
+    answers: list[Answer] = []
+    ended: dict[str, int] = {}
+
+    async def on_step(step: int) -> None:
+        if step == 3:
+            answers.append(await send(engine, "short", [3, 4, 5], greedy(2)))
+        if step > 3 and "short" not in engine._loop.groups:
+            ended.setdefault("short", step)
+
+    async with engine_of(num_blocks=400, max_batch_tokens=8, on_step=on_step) as engine:
+        answers.append(await send(engine, "beams", [1, 2], SamplingParams(max_tokens=60, beam_width=8)))
+        await asyncio.gather(*answers)
+    assert ended["short"] < 20
