@@ -2,12 +2,13 @@
 
 from .block_pool import Block, BlockPool
 from .block_table import BlockTable
-from .cache_manager import Admission, CacheManager, CacheStats
+from .cache_manager import Admission, CacheManager
 from .census import Census
 from .eviction import EvictedRun
 from .namespace import Namespace
 from .prefix_tree import PrefixTree
 from .sequence import Sequence, encode_tokens
+from .stats import CacheStats
 
 __all__ = [
     "Admission",
