@@ -261,6 +261,7 @@ class CacheManager:
             evicted_then_wanted=self._ghosts.hits,
             evicted_then_wanted_seconds=self._ghosts.gap_seconds,
             policy_faults=self.policy.faults,
+            hook_faults=self._evictor.hook_faults,
             free=self.pool.free,
             idle=self.tree.idle_blocks,
             total=self.pool.num_blocks,

@@ -19,6 +19,10 @@ class ContainedPolicy(EvictionPolicy):
     def fault(self, where: str, error: BaseException | str) -> None:
         """Count and report one breach of the contract."""
         self.faults += 1
+        self.report(where, error)
+
+    def report(self, where: str, error: BaseException | str) -> None:
+        """Tell of a fault that is not the policy's."""
         self._on_fault(where, error)
 
     def on_insert(self, entry: Entry, now: float) -> None:

@@ -53,6 +53,7 @@ class Evictor:
         hook: EvictionHook | None = None,
     ) -> None:
         self.hook = hook
+        self.hook_faults = 0
         self.policy = policy
         self.evicted: Counter[str] = Counter()
         """Blocks evicted, by reason."""
@@ -111,4 +112,5 @@ class Evictor:
         try:
             hook(run)
         except Exception as error:  # noqa: BLE001  # a tier's fault is a miss later, never a failed allocation now
-            self.policy.fault("eviction hook", error)
+            self.hook_faults += 1
+            self.policy.report("eviction hook", error)

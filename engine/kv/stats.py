@@ -28,6 +28,8 @@ class CacheStats(NamedTuple):
     evicted_then_wanted_seconds: float
     """Sum of the gaps."""
     policy_faults: int
+    hook_faults: int
+    """Errors of the eviction hook."""
     free: int
     idle: int
     total: int

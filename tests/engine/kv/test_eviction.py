@@ -198,6 +198,7 @@ def test_a_raising_hook_costs_nothing_but_a_report() -> None:
     stage.serve(1)
     stage.admit([2])
     assert [fault.where for fault in stage.faults] == ["eviction hook"]
+    assert (stage.manager.stats().hook_faults, stage.manager.stats().policy_faults) == (1, 0)
     stage.manager.census()
 
 
