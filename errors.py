@@ -6,6 +6,8 @@ deadlines stay the runtime's own exceptions.
 
 from __future__ import annotations
 
+import typing
+
 
 class OctavoError(Exception):
     """Root of the tree."""
@@ -81,6 +83,15 @@ class CorruptBlock(StorageError):
 
 class FingerprintMismatch(StorageError):
     """Stored state belongs to other weights, another geometry or another format."""
+
+
+_E = typing.TypeVar("_E", bound=BaseException)
+
+
+def caused(error: _E, cause: BaseException) -> _E:
+    """``error`` with ``cause`` chained to it, for errors that are handed on rather than raised."""
+    error.__cause__ = cause
+    return error
 
 
 def describe(error: BaseException) -> str:

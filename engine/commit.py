@@ -4,9 +4,10 @@ released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from ..errors import ModelError, describe
+from ..errors import ModelError, caused, describe
 from .counters import Counters
 from .kv import CacheManager
 from .model.runner import RowOutput
@@ -47,22 +48,25 @@ class Committer:
             sample = row.sample
             if sample.phase is not Phase.RUNNING:
                 continue
-            try:
+            with self._kept_to(sample.group, now):
                 if not self._compute(row, output, per_token):
                     continue
                 if sample.group.beam is not None:
                     beams.setdefault(sample.group, {})[sample] = output
                 else:
                     self._sampled(sample, output, now)
-            except Exception as error:  # noqa: BLE001  # a token without text, say: the other requests go on
-                self._fail(sample.group, error, now)
         for group, group_outputs in beams.items():
-            if group.ended_by is not None:
-                continue
-            try:
-                self._advance_beams(group, group_outputs, now)
-            except Exception as error:  # noqa: BLE001  # as above
-                self._fail(group, error, now)
+            if group.ended_by is None:
+                with self._kept_to(group, now):
+                    self._advance_beams(group, group_outputs, now)
+
+    @contextmanager
+    def _kept_to(self, group: SequenceGroup, now: float) -> Iterator[None]:
+        """What goes wrong inside (a token without text, say) ends this request; the others go on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self.end(group, FinishReason.ERROR, now, _unusable(error))
 
     def end(self, group: SequenceGroup, reason: FinishReason, now: float, error: BaseException | None = None) -> None:
         """End a whole group now: abort it, or fail it with ``error``.
@@ -77,9 +81,6 @@ class Committer:
                 error = error or _unusable(fault)
         group.ended_by, group.error = reason, error
         self._close(group, now)
-
-    def _fail(self, group: SequenceGroup, error: Exception, now: float) -> None:
-        self.end(group, FinishReason.ERROR, now, _unusable(error))
 
     def _compute(self, row: PlannedRow, output: RowOutput, per_token: float) -> bool:
         """Book the computed tokens; True when they were the last known ones, so that the next is chosen."""
@@ -169,6 +170,4 @@ class Committer:
 
 
 def _unusable(error: Exception) -> ModelError:
-    wrapped = ModelError(f"what the model returned could not be used: {describe(error)}")
-    wrapped.__cause__ = error
-    return wrapped
+    return caused(ModelError(f"what the model returned could not be used: {describe(error)}"), error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ..errors import DeviceOutOfMemory, EngineClosed, ModelError, describe
+from ..errors import DeviceOutOfMemory, EngineClosed, ModelError, caused, describe
 from .model.runner import ModelRunner, Row, RowOutput, StepInput, StepOutput
 from .model_thread import ModelThread
 from .plan import PlannedRow, pack
@@ -79,6 +79,4 @@ def _as_model_error(error: Exception) -> ModelError:
     if isinstance(error, ModelError):
         return error
     kind = DeviceOutOfMemory if isinstance(error, MemoryError) else ModelError
-    wrapped = kind(f"the model failed in a step: {describe(error)}")
-    wrapped.__cause__ = error
-    return wrapped
+    return caused(kind(f"the model failed in a step: {describe(error)}"), error)

@@ -12,7 +12,16 @@ from collections.abc import Sequence as SequenceOf
 
 import anyio
 
-from ..errors import CensusFailed, DeviceOutOfMemory, EngineClosed, ModelError, OctavoError, OutOfBlocks, describe
+from ..errors import (
+    CensusFailed,
+    DeviceOutOfMemory,
+    EngineClosed,
+    ModelError,
+    OctavoError,
+    OutOfBlocks,
+    caused,
+    describe,
+)
 from ..telemetry.logging import Logger, RateLimited
 from .commit import Committer
 from .config import EngineConfig
@@ -259,7 +268,8 @@ class StepLoop:
             sequence = new_sequence(group, parent.sequence.tokens)
             sample = parent.continued_by(group, 0, sequence, next(group.sample_seeds()))
         except Exception as error:  # noqa: BLE001  # a tokenizer's fault is this request's alone
-            self._end(group, FinishReason.ERROR, ModelError(f"the fork's text could not be made: {describe(error)}"))
+            fault = caused(ModelError(f"the fork's text could not be made: {describe(error)}"), error)
+            self._end(group, FinishReason.ERROR, fault)
             return
         group.samples.append(sample)
         if parent.finish_reason is FinishReason.STOP or len(parent.token_ids) >= group.params.max_tokens:
@@ -323,9 +333,7 @@ class StepLoop:
         while self._inbox:
             self._contained(self._inbox.popleft())
         for group in list(self.groups.values()):
-            error = None if cause is None else ModelError(f"the engine failed inside: {describe(cause)}")
-            if error is not None:
-                error.__cause__ = cause
+            error = None if cause is None else caused(ModelError(f"the engine failed inside: {describe(cause)}"), cause)
             try:
                 self._end(group, reason, error)
             except Exception as again:  # noqa: BLE001  # the others must get their end too

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import anyio
 
-from ..errors import EngineClosed, ModelError, describe
+from ..errors import EngineClosed, ModelError, caused, describe
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,9 +80,7 @@ def _deliverable(error: BaseException) -> Exception:
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration | EngineClosed):
         return error
-    wrapped = ModelError(f"the model raised {describe(error)}")
-    wrapped.__cause__ = error
-    return wrapped
+    return caused(ModelError(f"the model raised {describe(error)}"), error)
 
 
 def _set_result(future: asyncio.Future[T], result: T) -> None:

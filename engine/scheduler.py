@@ -207,12 +207,11 @@ class Scheduler:
 
     def _try_admit(self, sample: Sample) -> Admission | None:
         """Slots and blocks for ``sample``, displacing others where the policy says so; ``None``: it has to wait."""
-        group, lesser = sample.group, self._lesser(sample)
+        group = sample.group
         while not self.has_slots(self._slots_for(sample)):
-            if not lesser or not self._has_slots_without(lesser, self._slots_for(sample)):
+            if not self._make_way(sample, self._has_slots_without):
                 self.waiting_reasons["slots"] += 1
                 return None
-            lesser = self._displace(lesser)
         resumed = group.metrics.scheduled is not None
         while True:
             headroom = self._headroom(sample)
@@ -220,10 +219,9 @@ class Scheduler:
             admission = self._cache.try_admit(sample.sequence, headroom=headroom, reuse=reuse, resumed=resumed)
             if admission is not None:
                 break
-            if not lesser or not self._has_blocks_without(lesser, sample):
+            if not self._make_way(sample, self._has_blocks_without):
                 self.waiting_reasons["blocks"] += 1
                 return None
-            lesser = self._displace(lesser)
         sample.following_since = None
         if not resumed:
             group.cached_tokens = admission.cached_tokens
@@ -332,24 +330,26 @@ class Scheduler:
         seconds = self._cache.cost.seconds(sample.sequence.computed)
         return gain == 0, gain * seconds if seconds else gain, -sample.group.job.order
 
-    def _lesser(self, sample: Sample) -> list[Sample]:
-        """Running samples that the policy would give up for ``sample``. Never the first in rank, whatever it says."""
-        key = self._key(sample)
-        return [s for s in self.running if self._key(s) > key and self._displaces(sample.group.job, s.group.job)]
+    def _make_way(self, sample: Sample, could_do: Callable[[list[Sample], Sample], bool]) -> bool:
+        """Preempt the last in rank of those that the policy gives up for ``sample``, if all of them together could do.
 
-    def _has_slots_without(self, lesser: list[Sample], count: int) -> bool:
-        freed = sum(self._width(group) for group in {sample.group for sample in lesser})
-        return self._used_slots() - freed + count <= self._config.max_running
+        Never the first in rank, whatever the policy says.
+        """
+        key = self._key(sample)
+        lesser = [s for s in self.running if self._key(s) > key and self._displaces(sample.group.job, s.group.job)]
+        if not lesser or not could_do(lesser, sample):
+            return False
+        self._preempt(max(lesser, key=self._key))
+        return True
+
+    def _has_slots_without(self, lesser: list[Sample], sample: Sample) -> bool:
+        freed = sum(self._width(group) for group in {other.group for other in lesser})
+        return self._used_slots() - freed + self._slots_for(sample) <= self._config.max_running
 
     def _has_blocks_without(self, lesser: list[Sample], sample: Sample) -> bool:
-        """Whether displacing all of them could be enough (what they share counts more than once: at best)."""
+        """At best, that is: what they share counts more than once."""
         at_best = self._cache.available + sum(len(other.sequence.table) for other in lesser)
         return at_best >= self._cache.blocks_for(len(sample.sequence.tokens))
-
-    def _displace(self, lesser: list[Sample]) -> list[Sample]:
-        """Preempt the one of worst rank; returns those that still run."""
-        self._preempt(max(lesser, key=self._key))
-        return [sample for sample in lesser if sample.phase is Phase.RUNNING]
 
     def _preempt(self, sample: Sample) -> None:
         """Back to the queue; of a beam search all beams together, as none can go on alone."""

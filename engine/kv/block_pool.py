@@ -26,8 +26,6 @@ class BlockPool:
 
     A block is *free*, or *held* by at least one reference (a table entry or the prefix tree), or, with no reference
     left, *in transfer* while a copy still reads it. The last reference or pin to go frees it.
-
-    :raises InvalidRequest: never; sizes are checked by ``EngineConfig``.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
