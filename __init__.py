@@ -11,9 +11,12 @@ from .engine.async_engine import AsyncEngine
 from .engine.blocking import BlockingEngine
 from .engine.config import EngineConfig
 from .engine.counters import EngineStats
+from .engine.explanation import Explanation
 from .engine.generation import Generation
-from .engine.kv import CacheStats, Census
+from .engine.kv import CacheStats, Census, Retention
+from .engine.pins import Pin
 from .engine.request import FinishReason, Metrics, RequestOutput, SamplingParams, TokenLogprob
+from .engine.snapshotting import SnapshotReport
 from .errors import OctavoError
 
 __version__ = "0.1.0"
@@ -25,12 +28,16 @@ __all__ = [
     "Census",
     "EngineConfig",
     "EngineStats",
+    "Explanation",
     "FinishReason",
     "Generation",
     "Metrics",
     "OctavoError",
+    "Pin",
     "RequestOutput",
+    "Retention",
     "SamplingParams",
+    "SnapshotReport",
     "TokenLogprob",
     "__version__",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -11,17 +12,33 @@ from ..errors import ContractBroken, describe
 from ..plugins import PluginGroup
 from ..policies.eviction.base import EvictionPolicy
 from ..policies.scheduling.base import SchedulingPolicy
-from ..telemetry.logging import Logger, RateLimited
+from ..storage.base import TierGeometry
+from ..storage.identity import Identity
+from ..storage.naming import Namespace
+from ..storage.record import RecordCodec
+from ..storage.settings import ManagerSettings
+from ..storage.tier_manager import TierManager
+from ..telemetry.logging import RateLimited
+from .checkpoint import Checkpoint
 from .config import EngineConfig
+from .control import Control
 from .counters import Counters
 from .execution import StepExecutor
+from .exports import Exports
 from .intake import Intake
 from .kv import CacheManager
+from .loading import Loads
 from .loop import StepLoop
 from .model.runner import ModelRunner
 from .model.text import TextCodec
 from .model_thread import ModelThread
+from .mounting import check_tiers, mount
+from .pins import Pins
 from .scheduler import Scheduler
+from .snapshotting import Snapshots
+from .surroundings import Surroundings
+from .tiering import Tiering
+from .warming import Warming
 
 EVICTION_POLICIES = PluginGroup("octavo.eviction_policies", EvictionPolicy)
 SCHEDULING_POLICIES = PluginGroup("octavo.scheduling_policies", SchedulingPolicy)
@@ -38,65 +55,108 @@ class Parts(NamedTuple):
     codec: TextCodec | None
     intake: Intake
     loop: StepLoop
+    tiering: Tiering
+    control: Control
     counters: Counters
 
 
-def check_policies(config: EngineConfig) -> None:
+def check_plugins(config: EngineConfig) -> None:
     """Tell a wrong name before a model is loaded.
 
-    :raises PluginError: when a policy is unknown, cannot be imported, or is no policy.
+    :raises PluginError: when a policy or tier is unknown, cannot be imported, or is none.
     """
     EVICTION_POLICIES.find(config.eviction_policy)
     SCHEDULING_POLICIES.find(config.scheduling_policy)
+    check_tiers(config)
 
 
-def assemble(
+async def assemble(
     runner: ModelRunner,
     codec: TextCodec | None,
     thread: ModelThread,
     config: EngineConfig,
-    *,
-    clock: Callable[[], float],
-    logger: Logger,
+    restore: str | None,
+    outside: Surroundings,
 ) -> Parts:
-    """Build and wire the parts.
+    """Build and wire the parts. The tiers are not open yet.
 
-    :raises PluginError: as ``check_policies``, and when a policy cannot be made.
+    :raises PluginError: as ``check_plugins``, and when a plug-in cannot be made.
+    :raises InvalidRequest: when a tier refuses its settings.
+    :raises StorageError: with ``strict_tiers``, when the snapshot to restore cannot be used.
     """
-    counters = Counters()
-    limited = RateLimited(REPEAT_SECONDS, clock)
-
-    def fault(where: str, error: BaseException | str) -> None:
-        shown = error if isinstance(error, str) else describe(error)
-        limited.log(logger.warning, "a policy broke its contract", key=where, where=where, error=shown)
+    counters, new_id = Counters(), itertools.count().__next__
+    fault = _reporter(outside)
+    identity = Identity.of(
+        runner.info.identity, block_size=config.block_size, payload_bytes=runner.info.bytes_per_block
+    )
+    records = RecordCodec(
+        block_size=config.block_size, payload_bytes=identity.payload_bytes, run=os.urandom(8), key=config.storage_key
+    )
+    geometry = TierGeometry(identity, records.record_bytes)
+    mounts = await mount(config, geometry, restore, outside.logger)
+    manager = TierManager(
+        mounts.tiers,
+        records,
+        ManagerSettings(deadline=config.tier_deadline, queue_bytes=config.tier_queue_bytes, strict=config.strict_tiers),
+        clock=outside.clock,
+        wall=outside.wall,
+        logger=outside.logger,
+    )
+    cache = CacheManager(
+        config.num_blocks,
+        config.block_size,
+        _made(partial(EVICTION_POLICIES.resolve(config.eviction_policy), config.num_blocks), config.eviction_policy),
+        clock=outside.clock,
+        on_fault=fault,
+        sharing=config.enable_prefix_caching,
+    )
+    exports = Exports(runner, thread, records, fault)
+    loads = Loads(manager, cache, runner, thread, config, outside.wall, on_fault=fault)
+    warming = Warming(
+        manager,
+        cache,
+        loads,
+        namespace=Namespace(identity.digest),
+        budget_blocks=int(config.warm_bytes // max(identity.payload_bytes, 1)),
+        new_id=new_id,
+        refused=mounts.refused,
+    )
+    tiering = Tiering(
+        manager, cache, exports, loads, Checkpoint(cache, exports, manager, outside), warming, config, outside
+    )
+    cache.watch(tiering)
 
     def scheduling_fault(where: str, error: BaseException | str) -> None:
         counters.policy_faults += 1
         fault(where, error)
 
-    eviction = EVICTION_POLICIES.resolve(config.eviction_policy)
-    cache = CacheManager(
-        config.num_blocks,
-        config.block_size,
-        _made(partial(eviction, config.num_blocks), config.eviction_policy),
-        clock=clock,
-        on_fault=fault,
-        sharing=config.enable_prefix_caching,
-    )
     scheduling = _made(SCHEDULING_POLICIES.resolve(config.scheduling_policy), config.scheduling_policy)
-    new_id = itertools.count().__next__
+    pins = Pins(cache, new_id)
     loop = StepLoop(
         cache=cache,
-        scheduler=Scheduler(cache, scheduling, config, on_fault=scheduling_fault),
+        scheduler=Scheduler(cache, scheduling, config, tiering, on_fault=scheduling_fault),
+        tiering=tiering,
+        pins=pins,
         executor=StepExecutor(runner, thread),
         config=config,
         counters=counters,
-        clock=clock,
+        outside=outside,
         new_id=new_id,
-        logger=logger,
     )
-    intake = Intake(runner.info, codec, config, clock=clock, new_id=new_id)
-    return Parts(runner, codec, intake, loop, counters)
+    snapshots = Snapshots(cache, exports, manager, records, outside, at_edge=loop.at_edge)
+    control = Control(cache, loop, tiering, snapshots, pins, mounts.backend, geometry, clock=outside.clock)
+    intake = Intake(runner.info, identity.digest, codec, config, clock=outside.clock, new_id=new_id)
+    return Parts(runner, codec, intake, loop, tiering, control, counters)
+
+
+def _reporter(outside: Surroundings) -> Callable[[str, BaseException | str], None]:
+    limited = RateLimited(REPEAT_SECONDS, outside.clock)
+
+    def fault(where: str, error: BaseException | str) -> None:
+        shown = error if isinstance(error, str) else describe(error)
+        limited.log(outside.logger.warning, "a plug-in broke its contract", key=where, where=where, error=shown)
+
+    return fault
 
 
 def _made(make: Callable[[], T], name: str) -> T:

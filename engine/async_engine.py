@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from types import TracebackType
 from typing import Self
 
 import anyio
 
-from ..errors import EngineClosed, InvalidRequest, QueueFull, RequestRejected
+from ..errors import EngineClosed, InvalidRequest, OutOfBlocks, QueueFull, RequestRejected
 from ..telemetry.logging import get_logger
 from .blocking import BlockingEngine
 from .config import EngineConfig
+from .control import Evicted
 from .counters import EngineStats
+from .explanation import Explanation
 from .generation import Generation
-from .kv import Census
+from .intake import RequestOptions
+from .kv import Census, Retention
 from .life import CLOSE_TIMEOUT, EngineLife, Load, Loaded
 from .loop import StepLoop
 from .model.runner import ModelInfo, ModelRunner
 from .model.text import TextCodec
+from .pins import Pin
 from .request import Prompt, RequestOutput, SamplingParams
 from .sequence import SequenceGroup
+from .snapshotting import SnapshotReport
+from .surroundings import Surroundings
 
 Progress = Callable[[str, float], None]
+PIN_TRIES = 3
+"""How often a prefix is computed before pinning it is given up."""
 
 
 class AsyncEngine:
@@ -42,11 +52,16 @@ class AsyncEngine:
         codec: TextCodec | None = None,
         load: Load | None = None,
         config: EngineConfig | None = None,
+        restore: str | os.PathLike[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """An engine around a ready ``runner``, or one that ``load`` makes in the model thread when it is entered.
 
-        ``codec=None``: token ids in, token ids out, no text. ``clock``: seconds, monotonic; tests pass their own.
+        ``codec=None``: token ids in, token ids out, no text. ``restore``: a snapshot whose blocks are used wherever a
+        prompt begins like them, if it is of the same model; otherwise the reason is logged, shown in
+        ``stats().restore`` and the engine starts cold. ``clock``: seconds, monotonic, and ``wall``: seconds since the
+        epoch; tests pass their own.
 
         :raises InvalidRequest: when neither or both of ``runner`` and ``load`` are given.
         """
@@ -57,15 +72,23 @@ class AsyncEngine:
             raise InvalidRequest("an engine needs a runner or a function that loads one, not both")
         self.config = config or EngineConfig()
         self._draining = False
-        self._life = EngineLife(load, self.config, clock=clock, logger=get_logger("octavo.engine"))
+        outside = Surroundings(clock, wall, get_logger("octavo.engine"))
+        self._life = EngineLife(load, self.config, None if restore is None else os.fspath(restore), outside)
 
     @classmethod
-    def open(cls, model: str, config: EngineConfig | None = None, *, progress: Progress | None = None) -> Self:
+    def open(
+        cls,
+        model: str,
+        config: EngineConfig | None = None,
+        *,
+        restore: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
         """An engine for ``model``: a directory of safetensors, a hub id, a ``.gguf`` file, or ``smollm2``.
 
-        The model is loaded when the engine is entered. ``progress(what, share)`` is called from the loading thread with
-        ``share`` from 0 to 1. Entering raises ``ModelError`` when it cannot be loaded and ``UnsupportedModel`` when it
-        cannot run on a paged cache.
+        The model is loaded when the engine is entered. ``restore``: a snapshot to start from. ``progress(what, share)``
+        is called from the loading thread with ``share`` from 0 to 1. Entering raises ``ModelError`` when it cannot be
+        loaded and ``UnsupportedModel`` when it cannot run on a paged cache.
         """
         settings = config or EngineConfig()
 
@@ -80,7 +103,7 @@ class AsyncEngine:
                 progress=progress,
             )
 
-        return cls(load=load, config=settings)
+        return cls(load=load, config=settings, restore=restore)
 
     # life
 
@@ -98,9 +121,11 @@ class AsyncEngine:
         await self.close()
 
     async def close(self) -> None:
-        """Abort what runs, end the loop, free the model. Idempotent, from any task of the engine's event loop.
+        """Abort what runs, end the loop, save what persistent tiers lack, free the model. Idempotent, from any task of
+        the engine's event loop.
 
-        Returns even when a step hangs, after ``CLOSE_TIMEOUT``. A cancellation that comes meanwhile takes effect then.
+        Returns even when a step hangs, after ``CLOSE_TIMEOUT``, or a tier, after ``close_budget``. A cancellation that
+        comes meanwhile takes effect then.
 
         :raises EngineClosed: when the engine is open in another event loop.
         """
@@ -132,21 +157,22 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str | None = None,
+        retention: SequenceOf[Retention] = (),
     ) -> Generation:
         """Continue ``prompt``: text, token ids, or chat messages. Iterate over the result for the outputs.
 
         ``tenant``: requests share cached prefixes only with requests of the same tenant. ``priority``: higher is more
-        urgent under the ``priority`` scheduling policy. The iteration raises ``RequestRejected`` (nothing has happened
+        urgent under the ``priority`` scheduling policy. ``retention``: which ranges of its tokens are to stay cached
+        longer, or shorter, than the rest. The iteration raises ``RequestRejected`` (nothing has happened
         then), ``ModelError`` or ``EngineClosed``.
         """
         wanted = params if params is not None else SamplingParams()
+        options = RequestOptions(request_id, priority, tenant, tuple(retention))
 
         async def submit() -> SequenceGroup:
             try:
                 self._require_room(request_id)
-                group = await self._life.parts.intake.prepare(
-                    prompt, wanted, request_id=request_id, priority=priority, tenant=tenant
-                )
+                group = await self._life.parts.intake.prepare(prompt, wanted, options)
                 self._require_room(group.request_id)  # once more: preparing may have waited
             except RequestRejected:
                 self._life.parts.counters.rejected += 1
@@ -164,10 +190,13 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str | None = None,
+        retention: SequenceOf[Retention] = (),
     ) -> list[RequestOutput]:
         """Generate to the end; the last output of each sample, in order of ``index``."""
         last: dict[int, RequestOutput] = {}
-        async for output in self.generate(prompt, params, request_id=request_id, priority=priority, tenant=tenant):
+        async for output in self.generate(
+            prompt, params, request_id=request_id, priority=priority, tenant=tenant, retention=retention
+        ):
             last[output.index] = output
         return [last[index] for index in sorted(last)]
 
@@ -209,6 +238,101 @@ class AsyncEngine:
         """The engine for other threads: ``with engine.blocking() as b: b.complete(...)``; any number may share one."""
         self._require_open()
         return BlockingEngine(self, self._life.portal)
+
+    # the cache
+
+    async def pin(
+        self, prefix: Prompt, *, ttl: float | None = None, priority: int | None = None, tenant: str | None = None
+    ) -> Pin:
+        """Keep the whole blocks of ``prefix`` on the device, computing them first if need be.
+
+        Without ``priority`` they cannot be evicted until :meth:`unpin`, or for ``ttl`` seconds. With it they can, but
+        what has a lower retention priority goes first; nothing is to be unpinned then. At least a block is needed: a
+        shorter prefix keeps nothing. Pins do not outlive the engine; priorities do.
+
+        :raises OutOfBlocks: when pinned prefixes would take more than half of the pool, or blocks are too short now.
+        :raises RequestRejected: for a prefix that is malformed or never fits.
+        """
+        _check_ttl(ttl)
+        self._require_room(None)
+        control, intake = self._life.parts.control, self._life.parts.intake
+        ids, namespace = await intake.token_ids(prefix), intake.namespace(tenant)
+        for _ in range(PIN_TRIES):
+            if priority is not None and (kept := await control.keep(namespace, ids, ttl, priority)) is not None:
+                return kept
+            if priority is None and (pin := await control.try_pin(namespace, ids, ttl)) is not None:
+                return pin
+            await self.complete(ids, SamplingParams(max_tokens=1, temperature=0.0), tenant=tenant)
+        raise OutOfBlocks("the prefix was evicted as soon as it was computed; the pool is too full to keep it")
+
+    async def unpin(self, pin: Pin) -> bool:
+        """Let a pinned prefix be evicted again; False when its time was over already."""
+        self._require_open()
+        return await self._life.parts.control.unpin(pin)
+
+    async def evict(self, prefix: Prompt, *, tenant: str | None = None, tiers: bool = True) -> Evicted:
+        """Forget ``prefix`` and everything that goes on from it, on the device and in the ``tiers``.
+
+        What a request or a pin holds stays; of tiers that other engines share, only the prefix itself is forgotten.
+        """
+        self._require_open()
+        intake = self._life.parts.intake
+        return await self._life.parts.control.evict(
+            intake.namespace(tenant), await intake.token_ids(prefix), tiers=tiers
+        )
+
+    async def erase(self, tenant: str | None, *, snapshots: SequenceOf[str | os.PathLike[str]] = ()) -> int:
+        """Abort the requests of ``tenant`` and forget all its blocks: on the device, in all tiers, whatever model wrote
+        them, and in ``snapshots``, which are rewritten. Returns how many blocks there were.
+
+        :raises StorageError: when a tier or a snapshot could not be erased; the others are.
+        """
+        self._require_open()
+        parts = self._life.parts
+        parts.intake.namespace(tenant)
+        return await parts.control.erase(tenant, [os.fspath(location) for location in snapshots])
+
+    async def explain(self, prompt: Prompt, *, tenant: str | None = None, others: bool = False) -> Explanation:
+        """How much of ``prompt`` would be found, in which tier, and why not more.
+
+        ``others``: tell also whether another tenant, adapter or model has more of it. For operators only: it says
+        something about prompts that the caller may not know.
+        """
+        self._require_open()
+        intake = self._life.parts.intake
+        return await self._life.parts.control.explain(
+            intake.namespace(tenant), await intake.token_ids(prompt), others=others
+        )
+
+    async def snapshot(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        prefix: Prompt | None = None,
+        tenant: str | None = None,
+        tiers: bool = True,
+    ) -> SnapshotReport:
+        """Write the cache as it is now to ``path``, all at once or not at all, while requests go on.
+
+        ``prefix``: only this prefix (a system prompt, a document) of ``tenant``. ``tiers``: also what lies in local
+        tiers alone. Start from it with ``AsyncEngine(..., restore=path)``, or :meth:`take_in` it elsewhere.
+
+        :raises StorageError: when it cannot be written; what was there before is untouched.
+        """
+        self._require_open()
+        intake = self._life.parts.intake
+        within = None if prefix is None else (intake.namespace(tenant), await intake.token_ids(prefix))
+        return await self._life.parts.control.snapshot(os.fspath(path), within=within, tiers=tiers)
+
+    async def take_in(self, path: str | os.PathLike[str]) -> int:
+        """Copy the blocks of a snapshot into the tiers of this engine; returns how many were new to them.
+
+        :raises FingerprintMismatch: when it is of another model, geometry or format; the message says what differs.
+        :raises StorageError: when it cannot be read.
+        :raises InvalidRequest: when this engine has no tier.
+        """
+        self._require_open()
+        return await self._life.parts.control.take_in(os.fspath(path))
 
     # looking
 
@@ -282,3 +406,8 @@ class AsyncEngine:
             raise InvalidRequest(f"request_id {request_id!r:.80} is in use")
         if self._loop.queued >= self.config.max_waiting:
             raise QueueFull(f"{self._loop.queued} requests wait already; try again later or raise max_waiting")
+
+
+def _check_ttl(ttl: float | None) -> None:
+    if ttl is not None and not (isinstance(ttl, int | float) and not isinstance(ttl, bool) and ttl > 0):
+        raise InvalidRequest(f"ttl must be a number of seconds above 0 or None, not {ttl!r:.40}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from types import TracebackType
@@ -13,6 +14,7 @@ from anyio.from_thread import BlockingPortal
 from ..errors import EngineClosed
 from .counters import EngineStats
 from .generation import Generation
+from .kv import Retention
 from .request import Prompt, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -45,11 +47,14 @@ class BlockingEngine:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str | None = None,
+        retention: SequenceOf[Retention] = (),
     ) -> list[RequestOutput]:
         """As :meth:`AsyncEngine.complete`."""
 
         async def complete() -> list[RequestOutput]:
-            return await self._engine.complete(prompt, params, request_id=request_id, priority=priority, tenant=tenant)
+            return await self._engine.complete(
+                prompt, params, request_id=request_id, priority=priority, tenant=tenant, retention=retention
+            )
 
         with _closed_as_error(self._engine):
             return self._portal.call(complete)
@@ -62,11 +67,14 @@ class BlockingEngine:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str | None = None,
+        retention: SequenceOf[Retention] = (),
     ) -> Iterator[RequestOutput]:
         """As :meth:`AsyncEngine.generate`, an ordinary iterator. Leaving the loop early aborts the request."""
 
         async def start() -> Generation:
-            generation = self._engine.generate(prompt, params, request_id=request_id, priority=priority, tenant=tenant)
+            generation = self._engine.generate(
+                prompt, params, request_id=request_id, priority=priority, tenant=tenant, retention=retention
+            )
             return await generation.start()
 
         async def step(generation: Generation) -> RequestOutput | None:

@@ -1,4 +1,4 @@
-"""The command line: ``octavo generate``, ``octavo plugins``, ``octavo demo`` (extra ``cli``)."""
+"""The command line: ``octavo generate``, ``octavo snapshot``, ``octavo plugins``, ``octavo demo`` (extra ``cli``)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from .assembly import EVICTION_POLICIES, SCHEDULING_POLICIES
 from .async_engine import AsyncEngine
 from .config import EngineConfig
 from .demo import run_demo
+from .mounting import PERSISTENCE_BACKENDS, STORAGE_TIERS
 from .request import Prompt, SamplingParams
 from .show import LoadingBar, show_streams
+from .snapshot_cli import snapshot_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(snapshot_app, name="snapshot")
 
 
 @app.callback(invoke_without_command=True)
@@ -85,7 +88,7 @@ def plugins() -> None:
     """List the installed plug-ins, and what is wrong with the broken ones."""
     console = Console()
     broken = 0
-    for group in (EVICTION_POLICIES, SCHEDULING_POLICIES):
+    for group in (EVICTION_POLICIES, SCHEDULING_POLICIES, STORAGE_TIERS, PERSISTENCE_BACKENDS):
         table = Table("name", "distribution", Column("target", overflow="fold"), "state", title=group.name)
         for found in group.report():
             broken += found.error is not None

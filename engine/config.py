@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import InvalidRequest
@@ -28,8 +30,48 @@ class EngineConfig:
     """Background eviction, a look after every step, starts when less than this share of the pool is free ..."""
     evict_until: float = 0.05
     """... and goes on until this share is free. So an admission seldom has to evict first."""
+
+    # the tiers below the device
     tiers: tuple[str, ...] = ()
-    """Storage tiers below the device, fastest first. There are none in this version: anything but ``()`` is refused."""
+    """Storage tiers, fastest first: names in ``octavo.storage_tiers`` (``host``, ``disk``, ``redis``, ``object_store``)
+    or ``package.module:Class``."""
+    host_bytes: int | None = None
+    """Bound of the ``host`` tier; its memory is taken when the engine opens."""
+    disk_path: str | os.PathLike[str] | None = None
+    """Folder of the ``disk`` tier. What an engine with the same model left there is used again."""
+    disk_bytes: int | None = None
+    """Bound of the ``disk`` tier, with everything that it writes."""
+    restore_from_disk: bool = True
+    """False: forget what lies at ``disk_path`` and start cold."""
+    tier_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """More settings by name of the tier, such as ``{"redis": {"url": "redis://..."}}``; each tier documents its own."""
+    demotion: Literal["write_back", "write_through", "selective"] = "write_back"
+    """When blocks go down: once they are evicted; once their request is done, to all tiers; or the same from their
+    second use on. Evicted blocks that are not down yet go then (``selective``: if they were used twice)."""
+    promotion: Literal["timeout", "wait", "best_effort"] = "timeout"
+    """How long a request waits for blocks that lie lower: ``promotion_timeout`` at most, until they are there, or not
+    at all for any tier but the first. What did not come in time is computed."""
+    promotion_timeout: float = 5.0
+    load_failure: Literal["recompute", "fail"] = "recompute"
+    """What becomes of a request whose blocks were promised by a tier and could not be loaded."""
+    tier_deadline: float = 2.0
+    """Seconds that a tier has for one batch of blocks before it counts as failed."""
+    tier_queue_bytes: int = 256 * 2**20
+    """Bound of the write queue of each tier. What does not fit is dropped, which is a miss later."""
+    strict_tiers: bool = False
+    """Refuse to open when a tier or a snapshot cannot be used, instead of going on without it and saying so."""
+    storage_key: bytes | None = field(default=None, repr=False)
+    """Secret of up to 64 bytes: stored blocks are signed, and those that are not signed with it are misses. For tiers
+    that others can write to."""
+    checkpoint_interval: float = 60.0
+    """Seconds between two looks at what the persistent tiers still lack, most valuable first; 0: only on closing."""
+    close_budget: float = 20.0
+    """Seconds that closing may take to save what the persistent tiers lack, most valuable first."""
+    warm_bytes: int = 0
+    """After opening, bring up to so many bytes of stored blocks to the device in the background, hottest first, as far
+    as blocks are free. The rest comes when it is asked for."""
+    persistence_backend: str = "folder"
+    """How snapshots are kept: a name in ``octavo.persistence_backends`` or ``package.module:Class``."""
 
     # the batch
     max_batch_tokens: int = 512
@@ -64,27 +106,63 @@ class EngineConfig:
     """Run the census after every step (slow; for tests and for hunting a bug)."""
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "block_size", "max_batch_tokens", "max_running", "max_waiting"):
-            _require(_is_count(getattr(self, name)), f"{name} must be a positive integer, not {getattr(self, name)!r}")
-        for name in ("eviction_policy", "scheduling_policy", "device", "attention_backend"):
+        for name in ("num_blocks", "block_size", "max_batch_tokens", "max_running", "max_waiting", "tier_queue_bytes"):
+            self._require(name, _is_count(getattr(self, name)), "must be a positive integer")
+        for name in ("prefill_chunk", "host_bytes", "disk_bytes"):
             value = getattr(self, name)
-            _require(isinstance(value, str) and bool(value), f"{name} must be a name, not {value!r}")
-        for name in ("enable_prefix_caching", "check_every_step"):
-            _require(
-                isinstance(getattr(self, name), bool), f"{name} must be true or false, not {getattr(self, name)!r}"
-            )
-        _require(_is_number(self.step_timeout) and self.step_timeout > 0, "step_timeout must be a positive number")
+            self._require(name, value is None or _is_count(value), "must be a positive integer or None")
+        for name in ("eviction_policy", "scheduling_policy", "device", "attention_backend", "persistence_backend"):
+            value = getattr(self, name)
+            self._require(name, isinstance(value, str) and bool(value), "must be a name")
+        for name in ("enable_prefix_caching", "check_every_step", "restore_from_disk", "strict_tiers"):
+            self._require(name, isinstance(getattr(self, name), bool), "must be true or false")
+        for name in ("step_timeout", "tier_deadline"):
+            value = getattr(self, name)
+            self._require(name, _is_number(value) and value > 0, "must be a positive number")
+        for name in ("prefix_wait", "promotion_timeout", "checkpoint_interval", "close_budget", "warm_bytes"):
+            value = getattr(self, name)
+            self._require(name, _is_number(value) and value >= 0, "must be 0 or a positive number")
         for name in ("evict_below", "evict_until", "admission_reserve"):
-            _require(_is_number(getattr(self, name)) and 0.0 <= getattr(self, name) < 1.0, f"{name} must be in [0, 1)")
-        _require(self.evict_below <= self.evict_until, "evict_below must not exceed evict_until")
-        _require(_is_number(self.prefix_wait) and self.prefix_wait >= 0, "prefix_wait must be 0 or a positive number")
-        _require(
-            self.prefill_chunk is None or _is_count(self.prefill_chunk),
-            "prefill_chunk must be a positive integer or None",
-        )
-        _require(isinstance(self.seed, int) and not isinstance(self.seed, bool), "seed must be an integer")
-        _require(self.tiers == (), "tiers must be empty: this version has no storage tiers")
-        _require(self.dtype in ("float32", "bfloat16", "float16"), f"dtype {self.dtype!r} is not known")
+            value = getattr(self, name)
+            self._require(name, _is_number(value) and 0.0 <= value < 1.0, "must be in [0, 1)")
+        for name, known in _CHOICES.items():
+            self._require(name, getattr(self, name) in known, f"must be one of {', '.join(known)}")
+        self._require("seed", isinstance(self.seed, int) and not isinstance(self.seed, bool), "must be an integer")
+        if self.evict_below > self.evict_until:
+            raise InvalidRequest("EngineConfig: evict_below must not exceed evict_until")
+        self._check_tiers()
+
+    def _check_tiers(self) -> None:
+        tiers, options, key = self.tiers, self.tier_options, self.storage_key
+        named = isinstance(tiers, tuple) and all(isinstance(name, str) and name for name in tiers)
+        self._require("tiers", named and len(set(tiers)) == len(tiers), "must be a tuple of different names")
+        mapped = isinstance(options, Mapping) and all(isinstance(each, Mapping) for each in options.values())
+        self._require("tier_options", mapped, "must map names of tiers to their settings")
+        if strangers := sorted(set(options) - set(tiers)):
+            raise InvalidRequest(f"EngineConfig: tier_options for {', '.join(strangers)}, but tiers are {tiers!r}")
+        right_key = key is None or (isinstance(key, bytes) and 16 <= len(key) <= 64)
+        if not right_key:  # its value must not get into a log
+            raise InvalidRequest("EngineConfig: storage_key must be 16 to 64 bytes")
+        for tier, fields in (("host", ("host_bytes",)), ("disk", ("disk_path", "disk_bytes"))):
+            given = [name for name in fields if getattr(self, name) is not None]
+            if tier in tiers and len(given) < len(fields):
+                raise InvalidRequest(f"EngineConfig: the {tier} tier needs {' and '.join(fields)}")
+            if given and tier not in tiers:
+                raise InvalidRequest(f"EngineConfig: {given[0]} is given, but {tier!r} is not among tiers={tiers!r}")
+        if tiers and not self.enable_prefix_caching:
+            raise InvalidRequest("EngineConfig: tiers need enable_prefix_caching")
+
+    def _require(self, name: str, holds: bool, message: str) -> None:
+        if not holds:
+            raise InvalidRequest(f"EngineConfig: {name} {message}, not {getattr(self, name)!r:.80}")
+
+
+_CHOICES = {
+    "demotion": ("write_back", "write_through", "selective"),
+    "promotion": ("timeout", "wait", "best_effort"),
+    "load_failure": ("recompute", "fail"),
+    "dtype": ("float32", "bfloat16", "float16"),
+}
 
 
 def _is_count(value: object) -> bool:
@@ -93,8 +171,3 @@ def _is_count(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise InvalidRequest(f"EngineConfig: {message}")

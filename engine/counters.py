@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..storage.tier_manager import TierReport
 from .kv import CacheStats
 
 
@@ -28,6 +29,35 @@ class Counters:
     """Breaches of contract by scheduling policies."""
 
 
+class TransferStats(NamedTuple):
+    """What went between the device and the tiers since the start."""
+
+    exported_blocks: int
+    failed_exports: int
+    """Blocks lost because the runner could not copy them."""
+    loads: dict[str, int]
+    """Loads by how they ended: ``complete``, ``missing``, ``corrupt``, ``failed``, ``deadline``, ``given up``."""
+    loaded_tokens: dict[str, int]
+    """By tier."""
+    checkpoints: int
+
+
+class RestoreStats(NamedTuple):
+    """What a restart has kept."""
+
+    readiness: str
+    """``warming`` while stored blocks are brought to the device in the background, then ``ready``."""
+    stored_blocks: int
+    """Blocks that persistent tiers and the snapshot held when the engine opened."""
+    planned_blocks: int
+    """Of them to be warmed in the background."""
+    warmed_blocks: int
+    saved_tokens: int
+    """Tokens loaded so far that an earlier run, or another engine, had computed."""
+    refused: str | None
+    """Why the snapshot that was asked for is not used."""
+
+
 class EngineStats(NamedTuple):
     """A plain snapshot of the engine."""
 
@@ -35,6 +65,8 @@ class EngineStats(NamedTuple):
     """Sequences that hold blocks."""
     waiting: int
     """Sequences without blocks: new, preempted, or submitted since the last step."""
+    loading: int
+    """Samples whose prefix is on its way from a tier."""
     waiting_reasons: dict[str, int]
     """Why those at the head of the queue wait: ``blocks``, ``slots``, ``prefix``."""
     preemptions: int
@@ -52,3 +84,9 @@ class EngineStats(NamedTuple):
     stuck_seconds: float
     """How long the current step has been running beyond ``step_timeout``; 0 when all is well."""
     cache: CacheStats
+    tiers: tuple[TierReport, ...]
+    """The storage tiers, fastest first."""
+    transfers: TransferStats
+    restore: RestoreStats
+    pins: int
+    """Prefixes that are pinned."""

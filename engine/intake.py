@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from typing import TypeGuard, TypeVar
+from typing import NamedTuple, TypeGuard, TypeVar
 
 import anyio.to_thread
 
@@ -13,7 +13,7 @@ from ..errors import InvalidRequest, NeverFits, OctavoError, describe
 from ..policies.scheduling.base import Job
 from .beam import BeamSearch
 from .config import EngineConfig
-from .kv import Namespace, Sequence, encode_tokens
+from .kv import Namespace, Retention, Sequence, encode_tokens
 from .model.randomness import derive_seed
 from .model.runner import ModelInfo
 from .model.text import TextCodec
@@ -27,12 +27,32 @@ MAX_PRIORITY = 2**31
 MAX_ID_LENGTH = 256
 
 
+class RequestOptions(NamedTuple):
+    """What a caller says about a request beside its prompt and its parameters."""
+
+    request_id: str | None = None
+    priority: int = 0
+    tenant: str | None = None
+    retention: tuple[Retention, ...] = ()
+
+    def check(self) -> None:
+        """:raises InvalidRequest: when something is malformed; the tenant is checked with its namespace."""
+        request_id, priority = self.request_id, self.priority
+        if request_id is not None and not (isinstance(request_id, str) and 0 < len(request_id) <= MAX_ID_LENGTH):
+            raise InvalidRequest(f"request_id must be a string of 1 to {MAX_ID_LENGTH} characters")
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= MAX_PRIORITY:
+            raise InvalidRequest(f"priority must be an integer of 32 bits, not {shown(priority)}")
+        if not isinstance(self.retention, tuple) or not all(isinstance(each, Retention) for each in self.retention):
+            raise InvalidRequest("retention must be a tuple of Retention")
+
+
 class Intake:
     """Checks requests against the model and the size of the engine, and builds their groups."""
 
     def __init__(
         self,
         info: ModelInfo,
+        identity: str,
         codec: TextCodec | None,
         config: EngineConfig,
         *,
@@ -40,27 +60,33 @@ class Intake:
         new_id: Callable[[], int],
     ) -> None:
         self._info = info
+        self._identity = identity
         self._codec = codec
         self._config = config
         self._clock = clock
         self._new_id = new_id
         self._orders = 0
 
-    async def prepare(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None, priority: int, tenant: str | None
-    ) -> SequenceGroup:
+    def namespace(self, tenant: str | None) -> Namespace:
+        """Whose blocks ``tenant`` shares.
+
+        :raises InvalidRequest: when it is no string.
+        """
+        return Namespace(self._identity, adapter=None, salt=tenant).checked()
+
+    async def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> SequenceGroup:
         """A group that is ready to be submitted.
 
         :raises InvalidRequest: for anything that is malformed or out of range.
         :raises NeverFits: when the engine is too small for the request even if it had it alone.
         """
         arrival = self._clock()
-        _check_caller(request_id, priority)
-        namespace = Namespace(self._info.fingerprint, adapter=None, salt=tenant).checked()
+        options.check()
+        namespace = self.namespace(options.tenant)
         self._check_params(params)
-        ids = await self._token_ids(prompt)
+        ids = await self.token_ids(prompt)
         self._check_size(len(ids), params)
-        group = self._group(params, tuple(ids), namespace, request_id, priority, arrival)
+        group = self._group(params, tuple(ids), namespace, options, arrival)
         sequence = self.sequence(group, ids)
         group.samples.append(Sample(group, 0, sequence, next(group.sample_seeds()), group.new_text()))
         if params.beam_width > 1 and params.max_tokens > 0:
@@ -80,14 +106,15 @@ class Intake:
         :raises InvalidRequest: when ``params`` or the id are not possible.
         :raises NeverFits: when the engine is too small.
         """
-        _check_caller(request_id, source.job.priority)
+        options = RequestOptions(request_id, source.job.priority, source.namespace.salt, source.retention)
+        options.check()
         self._check_params(params)
         if params.samples > 1 or params.prompt_logprobs is not None or source.beam is not None:
             raise InvalidRequest("a fork continues one plain sample: without n, beams and prompt_logprobs")
         if params.logprobs is not None and source.params.logprobs is None:
             raise InvalidRequest("logprobs of the tokens so far are unknown: the source did not ask for them")
         self._check_size(len(source.prompt_ids), params)
-        return self._group(params, source.prompt_ids, source.namespace, request_id, source.job.priority, self._clock())
+        return self._group(params, source.prompt_ids, source.namespace, options, self._clock())
 
     def sequence(self, group: SequenceGroup, ids: SequenceOf[int]) -> Sequence:
         """A sequence of ``group`` that holds nothing yet."""
@@ -96,7 +123,7 @@ class Intake:
             encode_tokens(ids),
             group.namespace,
             block_size=self._config.block_size,
-            priority=group.job.priority,
+            retention=group.retention,
         )
 
     def _group(
@@ -104,25 +131,29 @@ class Intake:
         params: SamplingParams,
         prompt_ids: tuple[int, ...],
         namespace: Namespace,
-        request_id: str | None,
-        priority: int,
+        options: RequestOptions,
         arrival: float,
     ) -> SequenceGroup:
         self._orders += 1
         special_stops = self._special_stops(params)
         eos = frozenset[int]() if params.ignore_eos else self._info.eos_token_ids
         return SequenceGroup(
-            request_id or uuid.uuid4().hex,
+            options.request_id or uuid.uuid4().hex,
             params,
-            job=Job(self._orders, arrival, priority, namespace.salt, len(prompt_ids), params.max_tokens),
+            job=Job(self._orders, arrival, options.priority, namespace.salt, len(prompt_ids), params.max_tokens),
             namespace=namespace,
             prompt_ids=prompt_ids,
             ends=EndTokens(eos.union(params.stop_token_ids, special_stops), special_stops),
             seed=params.seed if params.seed is not None else derive_seed(self._config.seed, self._orders),
             codec=self._codec,
+            retention=options.retention,
         )
 
-    async def _token_ids(self, prompt: Prompt) -> list[int]:
+    async def token_ids(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt of any kind, checked.
+
+        :raises InvalidRequest: when it is malformed, empty, or out of the vocabulary.
+        """
         if isinstance(prompt, str):
             ids = await self._encode(self._require_codec("a text prompt").encode, prompt, len(prompt))
         elif _is_chat(prompt):
@@ -191,13 +222,6 @@ class Intake:
             return {}
         by_id = {self._codec.special_token_id(stop): stop for stop in params.stop}
         return {token: stop for token, stop in by_id.items() if token is not None}
-
-
-def _check_caller(request_id: str | None, priority: int) -> None:
-    if request_id is not None and not (isinstance(request_id, str) and 0 < len(request_id) <= MAX_ID_LENGTH):
-        raise InvalidRequest(f"request_id must be a string of 1 to {MAX_ID_LENGTH} characters")
-    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= MAX_PRIORITY:
-        raise InvalidRequest(f"priority must be an integer of 32 bits, not {shown(priority)}")
 
 
 def _is_chat(prompt: SequenceOf[int] | SequenceOf[ChatMessage]) -> TypeGuard[SequenceOf[ChatMessage]]:

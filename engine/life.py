@@ -13,12 +13,12 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from ..errors import EngineClosed, describe
-from ..telemetry.logging import Logger
-from .assembly import Parts, assemble, check_policies
+from .assembly import Parts, assemble, check_plugins
 from .config import EngineConfig
 from .model.runner import ModelRunner
 from .model.text import TextCodec
 from .model_thread import ModelThread
+from .surroundings import Surroundings
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that closing gives the model step under way before it leaves the model thread behind."""
@@ -30,11 +30,12 @@ Load = Callable[[], Loaded]
 class EngineLife:
     """Opens once, closes once."""
 
-    def __init__(self, load: Load, config: EngineConfig, *, clock: Callable[[], float], logger: Logger) -> None:
+    def __init__(self, load: Load, config: EngineConfig, restore: str | None, outside: Surroundings) -> None:
         self._load = load
         self._config = config
-        self._clock = clock
-        self._logger = logger
+        self._restore = restore
+        self._outside = outside
+        self._logger = outside.logger
         self._task: asyncio.Task[None] | None = None
         self._home: asyncio.AbstractEventLoop | None = None
         self._parts: Parts | None = None
@@ -97,14 +98,20 @@ class EngineLife:
         await _ended(self._task)
 
     async def _live(self) -> None:
-        check_policies(self._config)
+        check_plugins(self._config)
         thread = ModelThread()
         try:
             runner, codec = await thread.call(self._load)
             try:
                 await thread.call(runner.allocate, self._config.num_blocks, self._config.block_size)
-                self._parts = assemble(runner, codec, thread, self._config, clock=self._clock, logger=self._logger)
-                await self._serve(self._parts)
+                parts = await assemble(runner, codec, thread, self._config, self._restore, self._outside)
+                try:
+                    await parts.tiering.open()
+                    self._parts = parts
+                    await self._serve(parts)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await parts.tiering.abandon()
             finally:
                 await self._free(thread, runner)
         finally:
@@ -118,12 +125,15 @@ class EngineLife:
         """Run the loop, its watchdog and the portal for threads until ``close``."""
         async with anyio.create_task_group() as background:
             background.start_soon(parts.loop.watch)
+            await background.start(parts.tiering.run, parts.loop)
             async with BlockingPortal() as self._portal, anyio.create_task_group() as work:
                 work.start_soon(self._run, parts)
                 self._home = asyncio.get_running_loop()
                 self._opened.set()
                 await self._wait_for_end(parts)
                 work.cancel_scope.cancel()
+            if self._patience:  # otherwise the model's thread hangs, and nothing can be copied off the device
+                await parts.tiering.close()
             background.cancel_scope.cancel()
 
     async def _wait_for_end(self, parts: Parts) -> None:

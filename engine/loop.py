@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from typing import Generic, TypeVar
 
 import anyio
 
@@ -19,21 +20,27 @@ from ..errors import (
     ModelError,
     OctavoError,
     OutOfBlocks,
+    StorageError,
     caused,
     describe,
 )
-from ..telemetry.logging import Logger, RateLimited
+from ..storage.tier_manager import LoadOutcome
+from ..telemetry.logging import RateLimited
 from .commit import Committer
 from .config import EngineConfig
 from .counters import Counters, EngineStats
 from .execution import RowResult, StepExecutor
 from .kv import CacheManager, Sequence
 from .model.runner import RowOutput
+from .pins import Pins
 from .plan import PlannedRow
 from .request import FinishReason
 from .scheduler import Scheduler
 from .sequence import Phase, Sample, SequenceGroup
+from .surroundings import Surroundings
+from .tiering import Tiering
 
+T = TypeVar("T")
 NewSequence = Callable[[SequenceGroup, SequenceOf[int]], Sequence]
 GOOD_STEPS_TO_WIDEN = 64
 TRANSFER_POLL = 0.001
@@ -43,29 +50,31 @@ RECOVERY_PAUSE = 0.01
 class StepLoop:
     """See the module. Built by :class:`AsyncEngine`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the parts that it drives
         self,
         *,
         cache: CacheManager,
         scheduler: Scheduler,
+        tiering: Tiering,
+        pins: Pins,
         executor: StepExecutor,
         config: EngineConfig,
         counters: Counters,
-        clock: Callable[[], float],
+        outside: Surroundings,
         new_id: Callable[[], int],
-        logger: Logger,
     ) -> None:
         self.groups: dict[str, SequenceGroup] = {}
         """Requests that are not done, by id."""
         self.cache = cache
         self._scheduler = scheduler
+        self._tiering = tiering
+        self._pins = pins
         self._executor = executor
         self._config = config
         self._counters = counters
-        self._clock = clock
+        self._clock, _, self._logger = outside
         self._new_id = new_id
-        self._logger = logger
-        self._limited = RateLimited(10.0, clock)
+        self._limited = RateLimited(10.0, outside.clock)
         self._committer = Committer(cache, scheduler, counters, new_id=new_id, on_done=self._forget)
         self._inbox: deque[Callable[[], None]] = deque()
         self._news = anyio.Event()
@@ -73,6 +82,7 @@ class StepLoop:
         self._stopping = False
         self._step_began: float | None = None
         self._at_fault: set[Sample] = set()
+        self._ended = False
         self._good_steps = 0
 
     # for the doors: called from the event loop at any time
@@ -81,6 +91,17 @@ class StepLoop:
         """Let ``change`` run at the next step edge."""
         self._inbox.append(change)
         self._news.set()
+
+    async def at_edge(self, look: Callable[[], T]) -> T:
+        """What ``look`` returns or raises at the next step edge.
+
+        :raises EngineClosed: when the loop ends before.
+        """
+        if self._ended:
+            raise EngineClosed("the engine has ended")
+        question = _Question(look)
+        self.post(question.answer)
+        return await question.answered()
 
     def submit(self, group: SequenceGroup) -> None:
         """Take a new request."""
@@ -124,6 +145,7 @@ class StepLoop:
         counters = self._counters
         return EngineStats(
             running=len(self._scheduler.running),
+            loading=len(self._scheduler.loading),
             waiting=sum(s.phase is Phase.WAITING for group in self.groups.values() for s in group.samples),
             waiting_reasons=dict(self._scheduler.waiting_reasons),
             preemptions=self._scheduler.preemptions,
@@ -139,6 +161,10 @@ class StepLoop:
             policy_faults=counters.policy_faults,
             stuck_seconds=self._stuck_seconds(),
             cache=self.cache.stats(),
+            tiers=self._tiering.manager.stats(),
+            transfers=self._tiering.transfers(),
+            restore=self._tiering.restored(),
+            pins=len(self._pins),
         )
 
     # the loop
@@ -153,6 +179,7 @@ class StepLoop:
                     self._recover(error)
                     await anyio.sleep(RECOVERY_PAUSE)  # a fault that stays must not take the event loop for itself
         finally:
+            self._ended = True
             self._end_all(FinishReason.ABORT)
 
     async def watch(self) -> None:
@@ -166,7 +193,12 @@ class StepLoop:
 
     async def _turn(self) -> None:
         self._run_inbox()
-        plan = self._scheduler.plan(self._clock())
+        await self._tiering.loads.bring_in()
+        now = self._clock()
+        self._pins.expire(now)
+        self.cache.expire(now)
+        plan = self._scheduler.plan(now)
+        await self._tiering.save(is_idle=not plan.rows)
         if not plan.rows:
             await self._wait()
             return
@@ -227,7 +259,9 @@ class StepLoop:
 
     async def _wait(self) -> None:
         """Nothing can be computed: wait for news. What waits with nothing to wait for is told so."""
-        stuck = self._scheduler.first_in_rank()
+        if self._tiering.has_work:
+            return
+        stuck = None if self._scheduler.loading or self._scheduler.is_looking else self._scheduler.first_in_rank()
         if stuck is not None:
             if not self.cache.pool.in_transfer:
                 self._give_up(stuck)
@@ -245,6 +279,14 @@ class StepLoop:
     def _run_inbox(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
+        for sample, outcome in self._scheduler.take_failed_loads():
+            self._load_failed(sample, outcome)
+
+    def _load_failed(self, sample: Sample, outcome: LoadOutcome) -> None:
+        """Blocks that were promised did not come. They are computed instead, unless the configuration says to fail."""
+        if self._config.load_failure == "fail":
+            error = StorageError(f"the cached prefix could not be loaded: {outcome.reason}")
+            self._end(sample.group, FinishReason.ERROR, error)
 
     def _start(self, group: SequenceGroup) -> None:
         if group.ended_by is not None:
@@ -353,3 +395,26 @@ class StepLoop:
         if self._step_began is None:
             return 0.0
         return max(self._clock() - self._step_began - self._config.step_timeout, 0.0)
+
+
+class _Question(Generic[T]):
+    """Something to be looked up at a step edge, and who waits for it."""
+
+    def __init__(self, look: Callable[[], T]) -> None:
+        self._look = look
+        self._found: list[T] = []
+        self._error: Exception | None = None
+        self._done = anyio.Event()
+
+    def answer(self) -> None:
+        try:
+            self._found.append(self._look())
+        except Exception as error:  # noqa: BLE001  # it belongs to who asked
+            self._error = error
+        self._done.set()
+
+    async def answered(self) -> T:
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._found[0]

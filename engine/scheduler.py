@@ -9,6 +9,8 @@ preemption.
   for ever nor holds up the short ones behind it.
 * Prefill chunks end at block borders (canonical boundaries), so K and V do not depend on who else was in the batch.
 * A prompt is admitted whole or not at all, in rank order, with room left for the growth of what runs.
+* A prompt whose prefix lies in a tier is admitted like any other and then sits in ``loading`` until that is on the
+  device or cannot be had: in no step, and in nobody's way.
 * Whoever needs a block and gets none takes it from a sequence of lower rank, the one that is cheapest to recompute;
   if there is none it steps back itself. The first in rank never steps back for another, so something always finishes.
 """
@@ -18,14 +20,18 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from ..errors import OutOfBlocks
 from ..policies.scheduling.base import Job, SchedulingPolicy
+from ..storage.naming import BlockName
+from ..storage.tier_manager import LoadOutcome
 from .config import EngineConfig
 from .kv import Admission, CacheManager
 from .kv.cache_manager import Copies
 from .plan import PlannedRow, StepPlan
 from .sequence import Phase, Sample, SequenceGroup
+from .tiering import Tiering
 
 LOOK_AHEAD = 64
 """Waiting samples that one plan looks at, at most."""
@@ -39,19 +45,24 @@ class Scheduler:
         cache: CacheManager,
         policy: SchedulingPolicy,
         config: EngineConfig,
+        tiering: Tiering,
         *,
         on_fault: Callable[[str, BaseException | str], None],
     ) -> None:
         self.waiting: list[Sample] = []
+        self.loading: list[Sample] = []
+        """Admitted with all their blocks; a part of their prefix is on its way from a tier."""
         self.running: list[Sample] = []
         self.preemptions = 0
         self.token_limit = config.max_batch_tokens
         """Tokens in the next step; lowered for a while when the device ran out of memory."""
         self.waiting_reasons: Counter[str] = Counter()
-        """Why the samples that were looked at in the last plan wait: ``blocks``, ``slots``, ``prefix``."""
+        """Why the samples that were looked at in the last plan wait: ``blocks``, ``slots``, ``prefix``, ``lookup``."""
         self._cache = cache
         self._policy = policy
         self._config = config
+        self._tiering = tiering
+        self._failed_loads: list[tuple[Sample, LoadOutcome]] = []
         self._on_fault = on_fault
         self._reserve = int(config.admission_reserve * config.num_blocks)
         self._plan = StepPlan(0)
@@ -66,6 +77,7 @@ class Scheduler:
     def add(self, sample: Sample) -> None:
         """A new sample that has to be admitted."""
         self.waiting.append(sample)
+        self._tiering.arrived(sample.sequence)
 
     def adopt(self, sample: Sample) -> None:
         """A fork of a running sample: it is on blocks already."""
@@ -81,12 +93,26 @@ class Scheduler:
 
         ``distrust``: its K and V may be bad, so nobody shall find what it has published.
         """
-        if sample.phase is Phase.RUNNING:
-            self._leave(sample)
-            (self._cache.discard if distrust else self._cache.finish)(sample.sequence)
-        elif sample.phase is Phase.WAITING:
+        if sample.phase is Phase.WAITING:
             self.waiting.remove(sample)
+        elif sample.phase is not Phase.DONE:
+            self._leave(sample)
+            if distrust:
+                self._tiering.distrusted(sample.sequence.namespace, self._cache.discard(sample.sequence))
+            else:
+                self._tiering.completed(sample.sequence)
+                self._cache.finish(sample.sequence)
         sample.phase = Phase.DONE
+
+    def take_failed_loads(self) -> list[tuple[Sample, LoadOutcome]]:
+        """Loads that brought less than was promised since the last call."""
+        failed, self._failed_loads = self._failed_loads, []
+        return failed
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether tiers are being asked about a sample that waits."""
+        return any(self._tiering.is_looking(sample.sequence) for sample in self.waiting)
 
     def first_in_rank(self) -> Sample | None:
         """Of the waiting, or if none waits of the running, the one that the last plan should have served first."""
@@ -96,7 +122,9 @@ class Scheduler:
         """Forget a group whose samples cannot be removed in order: its blocks may be lost, the loop is not."""
         self.waiting = [sample for sample in self.waiting if sample.group is not group]
         self.running = [sample for sample in self.running if sample.group is not group]
+        self.loading = [sample for sample in self.loading if sample.group is not group]
         for sample in group.samples:
+            self._tiering.loads.give_up(sample.sequence)
             sample.phase = Phase.DONE
 
     def abandon_plan(self) -> None:
@@ -176,16 +204,47 @@ class Scheduler:
             if share < min(self._unit, sample.sequence.uncomputed):
                 self._passed_over = True
                 break
-            if self._follows(sample):
-                self.waiting_reasons["prefix"] += 1
+            if reason := self._cannot_be_judged(sample):
+                self.waiting_reasons[reason] += 1
                 continue
             admission = self._try_admit(sample)
             if admission is None:
                 break
             self.waiting.remove(sample)
+            if names := self._worth_loading(sample):
+                self._load(sample, admission, names)
+                continue
             self.adopt(sample)
             sample.copies = admission.copies
             self._add_row(sample, self._chunk(sample, share), ())
+
+    def _cannot_be_judged(self, sample: Sample) -> str | None:
+        """Why it is not known yet what the sample will find: tiers are being asked, or another one computes it."""
+        if self._tiering.is_looking(sample.sequence):
+            return "lookup"
+        return "prefix" if self._follows(sample) else None
+
+    def _worth_loading(self, sample: Sample) -> list[BlockName]:
+        if sample.group.wants_prompt_scores:
+            return []
+        return self._tiering.loads.worthwhile(sample.sequence)
+
+    def _load(self, sample: Sample, admission: Admission, names: list[BlockName]) -> None:
+        """Let a tier fill the next blocks of a sample that was just admitted."""
+        self._cache.forgo_copy(sample.sequence, admission.copies)
+        sample.phase = Phase.LOADING
+        self.loading.append(sample)
+        is_first = not sample.token_ids and not sample.group.metrics.preemptions
+        self._tiering.loads.begin(sample.sequence, names, partial(self._loaded, sample, is_first))
+
+    def _loaded(self, sample: Sample, is_first: bool, outcome: LoadOutcome) -> None:
+        """What could be had is on the device; the rest is computed."""
+        self.loading.remove(sample)
+        self.adopt(sample)
+        if is_first:
+            sample.group.cached_tokens = sample.sequence.computed
+        if outcome.reason in ("missing", "corrupt", "failed"):
+            self._failed_loads.append((sample, outcome))
 
     def _give_rest_to(self, prefills: list[Sample]) -> None:
         """What the others left of the budget goes to the first in line."""
@@ -230,7 +289,7 @@ class Scheduler:
 
     def _headroom(self, sample: Sample) -> int:
         """Blocks that an admission leaves over for the growth of those that run and come before it in rank."""
-        before = sum(1 for other in self.running if self._key(other) < self._key(sample))
+        before = sum(1 for other in (*self.running, *self.loading) if self._key(other) < self._key(sample))
         return self._reserve + before if before else 0
 
     def _follows(self, sample: Sample) -> bool:
@@ -291,19 +350,20 @@ class Scheduler:
         return list(dict.fromkeys(sample.group for sample in self.running))
 
     def _used_slots(self) -> int:
-        return sum(self._width(group) for group in self._running_groups())
+        groups = dict.fromkeys(sample.group for sample in (*self.running, *self.loading))
+        return sum(self._width(group) for group in groups)
 
     def _width(self, group: SequenceGroup) -> int:
         """Slots of a group that runs: all that it will need, or after its fork, what it has."""
         if group.beam is not None or not group.is_started:
             return group.params.samples
-        return sum(1 for sample in group.samples if sample.phase is Phase.RUNNING)
+        return sum(1 for sample in group.samples if sample.is_admitted)
 
     def _slots_for(self, sample: Sample) -> int:
         group = sample.group
         if group.beam is None and group.is_started:
             return 1
-        counted = any(sibling.phase is Phase.RUNNING for sibling in group.samples)
+        counted = any(sibling.is_admitted for sibling in group.samples)
         return 0 if counted else group.params.samples
 
     # blocks for those who run
@@ -320,14 +380,14 @@ class Scheduler:
                     return None
 
     def _victim(self, sample: Sample) -> Sample | None:
-        """Of the running samples of lower rank, the one that is cheapest to recompute for what it gives."""
+        """Of the running samples of lower rank, the one that is cheapest to bring back for what it gives."""
         below = [s for s in self.running if self._key(s) > self._key(sample)]
         return min(below, key=self._loss, default=None)
 
     def _loss(self, sample: Sample) -> tuple[bool, float, int]:
         """What preempting costs: useless ones last, then seconds (at first, blocks), then the youngest."""
         gain = self._cache.exclusive_blocks(sample.sequence)
-        seconds = self._cache.cost.seconds(sample.sequence.computed)
+        seconds = self._tiering.seconds_to_come_back(self._cache.cost.seconds(sample.sequence.computed))
         return gain == 0, gain * seconds if seconds else gain, -sample.group.job.order
 
     def _make_way(self, sample: Sample, could_do: Callable[[list[Sample], Sample], bool]) -> bool:
@@ -360,6 +420,7 @@ class Scheduler:
                 continue
             self._cache.copied(self._plan.drop(member))
             self._leave(member)
+            self._tiering.preempted(member.sequence)
             self._cache.preempt(member.sequence)
             member.phase = Phase.WAITING
             self.waiting.append(member)
@@ -369,7 +430,11 @@ class Scheduler:
         self.preemptions += 1
 
     def _leave(self, sample: Sample) -> None:
-        self.running.remove(sample)
+        if sample.phase is Phase.LOADING:
+            self.loading.remove(sample)
+            self._tiering.loads.give_up(sample.sequence)
+        else:
+            self.running.remove(sample)
         self._cache.copied(sample.copies)
         sample.copies = ()
 
@@ -381,7 +446,8 @@ class Scheduler:
 
     def _rank_all(self) -> None:
         """Ask the policy once per request and plan. Then places count: whatever ranks are, a plan sees one order."""
-        jobs = sorted({sample.group.job for sample in (*self.running, *self.waiting)}, key=lambda job: job.order)
+        admitted = (*self.running, *self.loading)
+        jobs = sorted({sample.group.job for sample in (*admitted, *self.waiting)}, key=lambda job: job.order)
         try:
             ranked = sorted(jobs, key=lambda job: self._policy.rank(job, self._now))
         except Exception as error:  # noqa: BLE001  # a plug-in may raise anything

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..policies.scheduling.base import Job
 from .beam import BeamHypothesis, BeamSearch
-from .kv import Namespace, Sequence
+from .kv import Namespace, Retention, Sequence
 from .kv.cache_manager import Copies
 from .model.randomness import derive_seed
 from .model.runner import PromptScore, SampledToken
@@ -22,6 +22,7 @@ class Phase(Enum):
     """Where a sample is."""
 
     WAITING = "waiting"
+    LOADING = "loading"
     RUNNING = "running"
     DONE = "done"
 
@@ -77,6 +78,11 @@ class Sample:
         self.following_since: float | None = None
         self.last_step = 0
         """Number of the last step that computed something of it."""
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether it holds blocks."""
+        return self.phase in (Phase.LOADING, Phase.RUNNING)
 
     @property
     def is_decoding(self) -> bool:
@@ -158,7 +164,7 @@ class Sample:
 class SequenceGroup:
     """A request with all it runs. Owned by the loop once it was submitted."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a caller asked for and what the engine made of it
         self,
         request_id: str,
         params: SamplingParams,
@@ -169,6 +175,7 @@ class SequenceGroup:
         ends: EndTokens,
         seed: int,
         codec: TextCodec | None,
+        retention: tuple[Retention, ...] = (),
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -177,6 +184,7 @@ class SequenceGroup:
         self.prompt_ids = prompt_ids
         self.ends = ends
         self.seed = seed
+        self.retention = retention
         self._codec = codec
         self.samples: list[Sample] = []
         """Every sample that was started; of a beam search, the live beams."""

@@ -3,20 +3,34 @@ reads.
 
 Each slot of its "K/V memory" holds one number that follows from the token, its position and the number in the slot
 before it. The logits follow from all numbers of the sequence. So a wrong block, a stale one, a missing copy or a
-wrong order of effects changes the output at once, and reading a slot that was never written raises.
+wrong order of effects changes the output at once, and reading a slot that was never written raises. Another identity
+gives other numbers, so that blocks of another model show, too.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ..errors import InvalidRequest, ModelError
-from .model.runner import ModelInfo, Row, RowOutput, RowSampling, StepInput, StepOutput
+from .model.attention.block_transfer import checked_payloads, require_room
+from .model.runner import (
+    Int32Array,
+    ModelInfo,
+    Row,
+    RowOutput,
+    RowSampling,
+    StepInput,
+    StepOutput,
+    UInt8Array,
+)
 from .model.sampler import Sampler
 from .request import ChatMessage
 
@@ -24,13 +38,15 @@ UNWRITTEN = np.uint64(0)
 MULTIPLIER = 6364136223846793005  # Knuth's MMIX generator
 INCREMENT = 1442695040888963407
 MASK = 2**64 - 1
+SLOT_BYTES = 8
 
 
 class FakeRunner:
     """A ModelRunner without a model.
 
     ``before_step`` is called with each step before anything happens: tests raise from it, sleep in it or record.
-    ``step_seconds`` blocks the model thread that long.
+    ``step_seconds`` blocks the model thread that long. ``identity`` replaces parts of the model's identity, or adds
+    some: with any change it is another model, which says something else. ``fingerprint`` is the part ``weights`` too.
     """
 
     def __init__(
@@ -40,15 +56,28 @@ class FakeRunner:
         max_context: int = 4096,
         eos_token_ids: frozenset[int] = frozenset(),
         fingerprint: str = "fake",
+        identity: Mapping[str, str] | None = None,
         step_seconds: float = 0.0,
         before_step: Callable[[StepInput], None] | None = None,
     ) -> None:
         self.steps = 0
         self.tokens_computed = 0
+        self.blocks_exported = 0
+        self.blocks_imported = 0
         self.step_seconds = step_seconds
         self.before_step = before_step
         self.is_closed = False
-        self._info = ModelInfo("fake", fingerprint, vocab_size, max_context, eos_token_ids, bytes_per_block=0)
+        parts = {**_identity(fingerprint), **(identity or {})}
+        self._info = ModelInfo(
+            "fake",
+            fingerprint,
+            vocab_size,
+            max_context,
+            eos_token_ids,
+            bytes_per_block=0,
+            identity=MappingProxyType(parts),
+        )
+        self._root = _root(parts)
         self._sampler = Sampler(vocab_limit=None)
         self._block_size = 0
         self._memory: npt.NDArray[np.uint64] = np.zeros((0, 0), dtype=np.uint64)
@@ -60,6 +89,7 @@ class FakeRunner:
     def allocate(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._memory = np.full((num_blocks, block_size), UNWRITTEN, dtype=np.uint64)
+        self._info = self._info._replace(bytes_per_block=block_size * SLOT_BYTES)
 
     def execute(self, step: StepInput) -> StepOutput:
         if self.before_step is not None:
@@ -74,12 +104,30 @@ class FakeRunner:
         self.tokens_computed += len(step.tokens)
         return StepOutput(tuple(self._outputs(step.rows)))
 
+    def export_blocks(self, blocks: Int32Array, out: UInt8Array) -> None:
+        memory = self._bytes()
+        require_room(blocks, out, *memory.shape)
+        out[:] = memory[blocks]
+        self.blocks_exported += len(blocks)
+
+    def import_blocks(self, blocks: Int32Array, payloads: Sequence[memoryview]) -> None:
+        memory = self._bytes()
+        for block, row in zip(blocks, checked_payloads(blocks, payloads, *memory.shape), strict=True):
+            memory[block] = row
+        self.blocks_imported += len(blocks)
+
     def close(self) -> None:
         self.is_closed = True
 
+    def _bytes(self) -> UInt8Array:
+        """The memory itself, shape [num_blocks, bytes_per_block]."""
+        if self.is_closed or not self._block_size:
+            raise ModelError("the runner has no cache: it was closed, or allocate was not called")
+        return self._memory.view(np.uint8)
+
     def _write(self, step: StepInput, row: Row) -> None:
         first = row.context - row.length
-        state = int(self._read(row, first)[-1]) if first else INCREMENT
+        state = int(self._read(row, first)[-1]) if first else self._root
         for index in range(row.start, row.start + row.length):
             mixed = state ^ (int(step.tokens[index]) * 0x9E3779B97F4A7C15) ^ (int(step.positions[index]) << 32)
             state = (mixed * MULTIPLIER + INCREMENT) & MASK or 1
@@ -117,6 +165,17 @@ class FakeRunner:
         digest = int((values * weights).sum(dtype=np.uint64))
         noise = np.random.default_rng(digest).normal(size=self._info.vocab_size)
         return torch.from_numpy(noise.astype(np.float32) * 2)
+
+
+def _identity(fingerprint: str) -> dict[str, str]:
+    names = ("computed buffers", "configuration", "position encoding", "tokenizer")
+    return {**dict.fromkeys(names, "fake"), "weights": fingerprint, "dtype": "uint64", "geometry": "1 layer x 1 number"}
+
+
+def _root(parts: Mapping[str, str]) -> int:
+    """The number before the first token."""
+    changes = sorted(parts.items() - _identity("fake").items())
+    return int.from_bytes(hashlib.sha256(json.dumps(changes).encode()).digest()[:SLOT_BYTES]) if changes else INCREMENT
 
 
 class FakeCodec:

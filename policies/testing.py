@@ -72,12 +72,12 @@ class PrefixModel:
         """Number of ``entry`` in order of creation, the same in every run of the same calls."""
         return self._nodes[entry].name
 
-    def insert(self, blocks: int, parent: Entry | None = None) -> Entry:
+    def insert(self, blocks: int, parent: Entry | None = None, *, priority: int = 0) -> Entry:
         """Cache a new run under ``parent``, held by one request until :meth:`release`."""
         self._tick()
         above = None if parent is None else self._nodes[parent]
         depth = (0 if parent is None else parent.depth) + blocks * self._block_size
-        entry = Entry(blocks=blocks, depth=depth, insert_time=self.now, last_use=self.now)
+        entry = Entry(blocks=blocks, depth=depth, insert_time=self.now, last_use=self.now, priority=priority)
         node = self._add(entry, above)
         node.holders = 1
         if above is not None:
@@ -108,6 +108,15 @@ class PrefixModel:
         node.holders = max(node.holders - 1, 0)
         self._settle(node)
 
+    def keep(self, entry: Entry, priority: int) -> None:
+        """From now on ``entry`` has this retention priority."""
+        self._tick()
+        if entry.candidate:
+            entry.candidate = False
+            self.policy.on_held(entry)
+        entry.priority = priority
+        self._settle(self._nodes[entry])
+
     def extend(self, entry: Entry, blocks: int) -> None:
         """Grow a leaf at its tail."""
         self._tick()
@@ -121,6 +130,7 @@ class PrefixModel:
         lower = self._nodes[entry]
         upper_depth = entry.depth - (entry.blocks - upper_blocks) * self._block_size
         upper = Entry(upper_blocks, upper_depth, entry.insert_time, entry.last_use, entry.hits, entry.recompute_seconds)
+        upper.priority = entry.priority
         above = lower.parent
         node = self._add(upper, above)
         if above is not None:
@@ -134,7 +144,7 @@ class PrefixModel:
     def evict(self, count: int, *, most: int | None = None) -> list[Evicted]:
         """Evict ``count`` blocks, or as many as the policy names, at most ``most`` of one entry at a time.
 
-        :raises AssertionError: when the policy names what is no candidate.
+        :raises AssertionError: when the policy names what is no candidate, or one while others have a lower priority.
         """
         self._tick()
         acts = self._evict_named(count, most)
@@ -155,6 +165,8 @@ class PrefixModel:
         for entry in victims:
             assert entry in self._nodes, "victims() named an entry that was evicted before"
             assert entry.candidate, f"victims() named entry {self.name(entry)}, which is no candidate: {entry}"
+            lowest = min(candidate.priority for candidate in self.candidates)
+            assert entry.priority == lowest, f"victims() named {entry} while candidates have priority {lowest}"
             taken = min(wanted, entry.blocks, most or entry.blocks)
             acts.append(Evicted(entry, taken))
             self._take(self._nodes[entry], taken)
@@ -224,6 +236,8 @@ def play(model: PrefixModel, action: int, pick: int, amount: int) -> list[Evicte
     match action % 8:
         case 2:
             model.hit(entry)
+        case 4 if amount % 3 == 0:
+            model.keep(entry, pick % 3 - 1)
         case 3 | 4:
             model.release(entry)
         case 5 if entry.candidate:
@@ -298,6 +312,25 @@ class EvictionPolicyContract(ABC):
         assert entry.blocks == 3
         model.evict(3, most=1)
         assert model.entries == []
+
+    def test_lower_priorities_go_first(self) -> None:
+        model = PrefixModel(self.make(16))
+        entries = [model.insert(1, priority=priority) for priority in (3, -1, 0, 7, 3)]
+        for entry in entries:
+            model.release(entry)
+        for _ in range(3):
+            model.glance(entries[1])  # much used, and yet it goes first
+        assert [act.entry.priority for act in model.evict(5)] == [-1, 0, 3, 3, 7]
+
+    def test_a_changed_priority_counts(self) -> None:
+        model = PrefixModel(self.make(16))
+        entries = [model.insert(1) for _ in range(4)]
+        for entry in entries:
+            model.release(entry)
+        for entry, priority in zip(entries, (2, 1, 2, -1), strict=True):
+            model.keep(entry, priority)
+        model.keep(entries[0], 0)
+        assert [act.entry for act in model.evict(3)] == [entries[3], entries[0], entries[1]]
 
     def test_a_call_that_is_broken_off_loses_nobody(self) -> None:
         model = PrefixModel(self.make(8))

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple, TypeAlias
 
 from ...errors import CacheMisuse, OutOfBlocks
 from ...policies.eviction.base import EvictionPolicy
-from .block_pool import BlockPool
+from ...storage.base import Meta
+from ...storage.naming import BlockName, names_after
 from .census import Census, take_census
-from .containment import ContainedPolicy
+from .control import CacheControl
 from .cost import CostModel
-from .eviction import EvictionHook, Evictor
-from .ghosts import Ghosts
 from .in_flight import InFlight
-from .prefix_tree import Match, PrefixTree
+from .loads import TierCost
+from .names import end_name, names_of
+from .prefix_tree import Match
+from .publishing import Publisher
 from .sequence import NEVER, Sequence, State
-from .stats import CacheStats
 
 Copies: TypeAlias = tuple[tuple[int, int], ...]
 MISS = Match(None, 0, array("i"), 0, 0, 0)
@@ -37,7 +39,7 @@ class Admission(NamedTuple):
     copies: Copies
 
 
-class CacheManager:
+class CacheManager(CacheControl):
     """The paged, shared, copy-on-write cache of one engine."""
 
     def __init__(
@@ -49,22 +51,14 @@ class CacheManager:
         clock: Callable[[], float],
         on_fault: Callable[[str, BaseException | str], None],
         sharing: bool = True,
-        hook: EvictionHook | None = None,
     ) -> None:
         """``on_fault(where, error)`` hears of every breach of contract by the policy or the hook."""
-        self.block_size = block_size
-        self.pool = BlockPool(num_blocks, block_size)
-        self.policy = ContainedPolicy(policy, on_fault)
-        self.tree = PrefixTree(block_size, self.policy, clock)
+        super().__init__(num_blocks, block_size, policy, clock=clock, on_fault=on_fault)
         self.cost = CostModel()
-        self._clock = clock
         self._sharing = sharing
-        self._ghosts = Ghosts(bound=num_blocks)
-        self._evictor = Evictor(self.pool, self.tree, self.policy, clock=clock, ghosts=self._ghosts, hook=hook)
         self._in_flight = InFlight(block_size)
         self._sequences: dict[int, Sequence] = {}
-        self._hits = self._hit_tokens = self._query_tokens = self._resume_hit_tokens = 0
-        self._cow_forks = self._partial_copies = self._duplicates_freed = 0
+        self._publisher = Publisher(self.pool, self.tree, self._in_flight, self.cost, self._counts, clock)
 
     # a sequence's way through
 
@@ -143,7 +137,7 @@ class CacheManager:
         if computed >= sequence.publish_at:
             sequence.require(State.ADMITTED)
             sequence.computed = computed
-            self._publish(sequence)
+            self._publisher.publish(sequence)
         else:
             sequence.computed = computed
         if token is not None:
@@ -169,13 +163,14 @@ class CacheManager:
             sequence.tokens[:],
             sequence.namespace,
             block_size=self.block_size,
-            priority=sequence.priority,
+            retention=sequence.retention,
         )
         self.pool.retain(sequence.table.own)
         if sequence.node is not None:
             self.tree.lock(sequence.node)
         child.state, child.node, child.table = State.ADMITTED, sequence.node, sequence.table.fork()
         child.computed, child.publish_at = sequence.computed, sequence.publish_at
+        child.retained_since = sequence.retained_since
         sequence.writable = child.writable = sequence.computed
         self._sequences[seq_id] = child
         return child
@@ -187,17 +182,22 @@ class CacheManager:
         """
         self._leave(sequence, State.FINISHED)
 
-    def discard(self, sequence: Sequence) -> None:
+    def discard(self, sequence: Sequence) -> list[BlockName]:
         """As ``finish``, for a sequence whose K and V cannot be trusted: what it published and nobody else holds goes.
+
+        Returns the names of what went, for tiers that may have copies; none when there is no hook.
 
         :raises CacheMisuse: when it is not admitted.
         """
-        node = sequence.node
+        node, names = sequence.node, list[BlockName]()
         self._leave(sequence, State.FINISHED)
         while node is not None and node in self.tree.candidates:
             above = node.parent
-            self._evictor.drop(node)
+            if self._evictor.hook is not None:
+                names += names_of(node)
+            self._evictor.drop(node, "distrust")
             node = above
+        return names
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the blocks back; the sequence keeps its tokens and can be admitted again.
@@ -211,12 +211,66 @@ class CacheManager:
         for source, _ in copies:
             self.pool.unpin(source)
 
-    # room
+    # blocks that come from a tier
 
-    @property
-    def available(self) -> int:
-        """Blocks that are free or can be made so by eviction."""
-        return self.pool.free + self.tree.idle_blocks
+    def names_beyond(self, sequence: Sequence, limit_tokens: int) -> list[BlockName]:
+        """The names of the whole blocks of an admitted sequence from where its shared ones end up to ``limit_tokens``:
+        what tiers can be asked for.
+        """
+        if sequence.node is None:
+            return []
+        start = sequence.table.shared * self.block_size
+        tokens = sequence.tokens[start : max(limit_tokens, start)].tobytes()
+        return names_after(end_name(sequence.node), tokens, self.block_size)
+
+    def forgo_copy(self, sequence: Sequence, copies: Copies) -> None:
+        """Give up the part of a block that the admission of ``sequence`` found: that block is loaded as a whole. Its
+        ``copies`` were not made.
+        """
+        if not copies:
+            return
+        self.copied(copies)
+        border = sequence.table.shared * self.block_size
+        tokens, sequence.computed = sequence.computed - border, border
+        self._counts.partial_copies -= len(copies)
+        self._count_found(sequence, -tokens, -(not border))
+
+    def loaded(
+        self,
+        sequence: Sequence,
+        metas: SequenceOf[Meta],
+        tier: str,
+        reload_seconds: float | None,
+        *,
+        wall_now: float,
+        used: bool = True,
+    ) -> None:
+        """The next ``len(metas)`` blocks of ``sequence`` have their contents from ``tier``: publish them, with what
+        ``metas`` tell of them.
+
+        ``reload_seconds``: measured, for one block. ``wall_now``: seconds since the epoch. ``used``: the sequence is a
+        request, so this is a use and a hit; otherwise, when a cache is restored, recency stays as it was.
+
+        :raises CacheMisuse: when the sequence is not admitted, is not at the end of its shared blocks, or has not that
+            many whole blocks more.
+        """
+        sequence.require(State.ADMITTED)
+        start, shared = sequence.computed, sequence.table.shared
+        end = (shared + len(metas)) * self.block_size
+        if not self._sharing or start != shared * self.block_size or end > len(sequence.tokens):
+            raise CacheMisuse(f"{sequence!r} cannot take {len(metas)} loaded blocks after {shared} shared ones")
+        if not metas:
+            return
+        self._counts.loaded_blocks += len(metas)
+        self._counts.loaded_tokens += end - start
+        if used:
+            self._counts.tier_hit_tokens += 0 if sequence.resumed else end - start
+            self._count_found(sequence, end - start, not start)
+        sequence.computed = end
+        source = TierCost(tier, reload_seconds)
+        self._publisher.publish_loaded(sequence, metas, source, wall_now=wall_now, used=used)
+
+    # room
 
     def exclusive_blocks(self, sequence: Sequence) -> int:
         """Blocks that nobody else references: what preempting ``sequence`` gains."""
@@ -227,16 +281,6 @@ class CacheManager:
             node = node.parent
         return blocks
 
-    def evict(self, count: int) -> int:
-        """Evict cached blocks until ``count`` came free or none is left; returns how many did."""
-        return self._evictor.evict(count, "call")
-
-    def maybe_evict(self, low: int, high: int) -> int:
-        """The background tick: when less than ``low`` blocks are free, evict until ``high`` are."""
-        if self.pool.free >= low:
-            return 0
-        return self._evictor.evict(high - self.pool.free, "watermark")
-
     # looking
 
     def census(self) -> Census:
@@ -244,28 +288,7 @@ class CacheManager:
 
         :raises CensusFailed: with every contradiction found.
         """
-        return take_census(self.pool, self.tree, self._sequences.values())
-
-    def stats(self) -> CacheStats:
-        """A snapshot; O(1)."""
-        return CacheStats(
-            allocations=self.pool.allocations,
-            evictions=dict(self._evictor.evicted),
-            prefix_hits=self._hits,
-            prefix_hit_tokens=self._hit_tokens,
-            prefix_query_tokens=self._query_tokens,
-            resume_hit_tokens=self._resume_hit_tokens,
-            cow_forks=self._cow_forks,
-            partial_copies=self._partial_copies,
-            duplicates_freed=self._duplicates_freed,
-            evicted_then_wanted=self._ghosts.hits,
-            evicted_then_wanted_seconds=self._ghosts.gap_seconds,
-            policy_faults=self.policy.faults,
-            hook_faults=self._evictor.hook_faults,
-            free=self.pool.free,
-            idle=self.tree.idle_blocks,
-            total=self.pool.num_blocks,
-        )
+        return take_census(self.pool, self.tree, self._sequences.values(), self._leases.held)
 
     # inside
 
@@ -307,17 +330,26 @@ class CacheManager:
         return ((match.partial_block, fresh[0]),) if copying else ()
 
     def _count_admission(self, sequence: Sequence, match: Match, resumed: bool) -> None:
-        self._partial_copies += match.partial_tokens > 0
+        self._counts.partial_copies += match.partial_tokens > 0
+        sequence.resumed = resumed
+        self._count_found(sequence, sequence.computed, sequence.computed > 0)
+        if sequence.retention:
+            sequence.retained_since = self._clock()
+            self._publisher.retain(sequence, 0)
         if resumed:
-            self._resume_hit_tokens += sequence.computed
             return
-        self._query_tokens += len(sequence.tokens)
-        self._hit_tokens += sequence.computed
-        self._hits += sequence.computed > 0
+        self._counts.prefix_query_tokens += len(sequence.tokens)
         if match.ids and sequence.node is not None:
             self.tree.count_hit(sequence.node)
         if len(self._ghosts):
             self._recall(sequence)
+
+    def _count_found(self, sequence: Sequence, tokens: int, hits: int) -> None:
+        if sequence.resumed:
+            self._counts.resume_hit_tokens += tokens
+            return
+        self._counts.prefix_hit_tokens += tokens
+        self._counts.prefix_hits += hits
 
     def _recall(self, sequence: Sequence) -> None:
         """Tell the policy if the first block that the cache lacks was there once."""
@@ -347,33 +379,8 @@ class CacheManager:
             blocks[index] = own
         blocks += fresh[len(shared) :]
         sequence.writable = last * self.block_size
-        self._cow_forks += len(copies)
+        self._counts.cow_forks += len(copies)
         return tuple(copies)
-
-    def _publish(self, sequence: Sequence) -> None:
-        """Hand the full blocks of ``sequence`` to the tree; where the tree has them already, use the tree's."""
-        table, node, size = sequence.table, sequence.node, self.block_size
-        if node is None:
-            raise CacheMisuse(f"sequence {sequence.seq_id} has no place in the tree")
-        shared, full = table.shared, sequence.computed // size
-        own = table.blocks[shared:full]
-        tokens = memoryview(sequence.tokens)[shared * size : full * size].tobytes()
-        seconds = self._block_seconds(sequence, full * size, full - shared)
-        sequence.node, known = self.tree.publish(node, tokens, own, seconds, sequence.priority)
-        if known:
-            self.pool.release(own[: len(known)])
-            table.blocks[shared : shared + len(known)] = known
-            self._duplicates_freed += len(known)
-        table.shared = full
-        sequence.publish_at = (full + 1) * size
-        if sequence.in_flight_key is not None:
-            self._in_flight.watch(sequence)
-
-    def _block_seconds(self, sequence: Sequence, depth: int, blocks: int) -> float:
-        if sequence.prefill_seconds > 0:
-            self.cost.observe(depth, blocks, sequence.prefill_seconds)
-            sequence.prefill_seconds = 0.0
-        return self.cost.seconds(depth)
 
     def _leave(self, sequence: Sequence, state: State) -> None:
         sequence.require(State.ADMITTED)

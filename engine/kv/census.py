@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from ...errors import CensusFailed
 from .block_pool import BlockPool
-from .prefix_tree import Node, PrefixTree
+from .integrity import contradictions
+from .leases import Lease
+from .prefix_tree import PrefixTree
 from .sequence import Sequence, State
 
 
@@ -17,7 +19,7 @@ class Census(NamedTuple):
 
     free: int
     idle: int
-    """In the tree, referenced by no sequence."""
+    """In the tree, referenced by no sequence and not pinned."""
     held: int
     in_transfer: int
     """Out of use, but a copy still reads them."""
@@ -26,13 +28,15 @@ class Census(NamedTuple):
     """Table entries of own blocks, plus one for each block in the tree."""
 
 
-def take_census(pool: BlockPool, tree: PrefixTree, sequences: Collection[Sequence]) -> Census:
+def take_census(
+    pool: BlockPool, tree: PrefixTree, sequences: Collection[Sequence], pinned: Collection[Lease] = ()
+) -> Census:
     """Count everything afresh and compare it with the books. O(pool + tree).
 
     :raises CensusFailed: when something does not add up; the message lists every contradiction.
     """
     owners: Counter[int] = Counter()
-    leases: Counter[Node] = Counter()
+    leases = Counter(lease.node for lease in pinned)
     idle = 0
     for node in tree.nodes():
         owners.update(node.ids)
@@ -43,7 +47,8 @@ def take_census(pool: BlockPool, tree: PrefixTree, sequences: Collection[Sequenc
         wrong += _sequence_contradictions(sequence, tree)
         if sequence.node is not None:
             leases[sequence.node] += 1
-    wrong += tree.contradictions(leases)
+    wrong += contradictions(tree, leases)
+    wrong += [f"{lease} is in the books and was given back" for lease in pinned if not lease.is_held]
     wrong += _pool_contradictions(pool, owners)
     census = Census(
         free=pool.free,

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeVar
 
-from ...policies.eviction.base import Entry
 from .block_pool import BlockPool
 from .containment import ContainedPolicy
-from .ghosts import Ghosts
-from .namespace import Namespace
-from .prefix_tree import Node, PrefixTree
+from .ghosts import Ghost, Ghosts
+from .node import Node
+from .prefix_tree import PrefixTree
+from .runs import EvictedRun, tail_run
 
-
-class EvictedRun(NamedTuple):
-    """A run of blocks that leaves the tree, as the hook sees it."""
-
-    namespace: Namespace
-    prefix: bytes
-    """int32 tokens from the start of the prompt to the run."""
-    tokens: bytes
-    """int32 tokens of the run."""
-    blocks: tuple[int, ...]
-    entry: Entry
-    """Statistics of the edge it came from."""
-    reason: str
-    """``allocate``, ``watermark`` or ``call``."""
+_Told = TypeVar("_Told")
 
 
 class EvictionHook(Protocol):
-    """The seam for storage tiers. Called before the blocks can be reused; must not block.
+    """The seam for storage tiers. Neither method may block; what they raise is counted and reported.
 
-    A hook that needs the contents longer pins the blocks (``BlockPool.pin``) and unpins them when it has copied them:
-    until then they are in transfer, not free.
+    Blocks that left the cache are free at once: whoever wants their contents copies them before the next step writes.
     """
 
-    def __call__(self, run: EvictedRun) -> None: ...
+    def evicted(self, run: EvictedRun) -> None:
+        """``run`` is about to leave the tree for want of room."""
+
+    def dropped(self, blocks: array[int]) -> None:
+        """These ids left the tree because their contents are bad or were to be forgotten: a copy that is still to be
+        made of them must not be made.
+        """
 
 
 class Evictor:
@@ -50,9 +43,8 @@ class Evictor:
         *,
         clock: Callable[[], float],
         ghosts: Ghosts,
-        hook: EvictionHook | None = None,
     ) -> None:
-        self.hook = hook
+        self.hook: EvictionHook | None = None
         self.hook_faults = 0
         self.policy = policy
         self.evicted: Counter[str] = Counter()
@@ -61,12 +53,13 @@ class Evictor:
         self._tree = tree
         self._clock = clock
         self._ghosts = ghosts
+        self._policy_name = type(policy.policy).__name__
 
     def evict(self, count: int, reason: str) -> int:
         """Evict until ``count`` blocks have come free or no candidate is left; returns how many came free.
 
-        Blocks that the hook pins leave the cache but come free later; more are evicted in their place. A ``count`` of
-        zero or less evicts nothing.
+        Blocks from which a copy is still read leave the cache but come free later; more are evicted in their place. A
+        ``count`` of zero or less evicts nothing.
         """
         if count <= 0:
             return 0
@@ -77,14 +70,16 @@ class Evictor:
                 break
         return self._pool.free - goal + count
 
-    def drop(self, node: Node) -> None:
-        """Take a whole candidate out of the cache because its contents are bad: no hook sees it."""
+    def drop(self, node: Node, reason: str) -> None:
+        """Take a whole candidate out of the cache whose contents are bad or to be forgotten."""
         ids, _ = self._tree.cut_tail(node, len(node.ids))
-        self.evicted["distrust"] += len(ids)
+        self.evicted[reason] += len(ids)
+        if self.hook is not None:
+            self._tell(self.hook.dropped, ids)
         self._pool.release(ids)
 
     def _victims(self, count: int) -> Iterator[Node]:
-        """The policy's choice while it keeps its contract, the least recently used candidates after that."""
+        """The policy's choice while it keeps its contract; then the lowest priority, the least recently used first."""
         trusted, faults = True, self.policy.faults
         while trusted and self._tree.candidates:
             trusted = False
@@ -96,21 +91,21 @@ class Evictor:
         if self._tree.candidates and self.policy.faults == faults:  # one that raised was reported
             self.policy.fault("victims", "named nothing, or something that cannot be evicted")
         while self._tree.candidates:
-            yield min(self._tree.candidates, key=lambda node: node.last_use)
+            yield min(self._tree.candidates, key=lambda node: (node.keep.priority, node.last_use))
 
     def _evict_tail(self, node: Node, count: int, reason: str) -> None:
+        run = tail_run(node, count, reason) if self.hook is not None else None  # names cost: only for who needs them
         ids, tokens = self._tree.cut_tail(node, count)
         self.evicted[reason] += count
-        first_block = tokens[: len(tokens) // count]
-        self._ghosts.remember(node.namespace, node.end, first_block, self._clock())
-        if self.hook is not None:
-            run = EvictedRun(node.namespace, self._tree.prefix(node), tokens, tuple(ids), node, reason)
-            self._show(self.hook, run)
+        ghost = Ghost(self._clock(), reason, self._policy_name)
+        self._ghosts.remember(node.namespace, node.end, tokens[: len(tokens) // count], ghost)
+        if self.hook is not None and run is not None:
+            self._tell(self.hook.evicted, run)
         self._pool.release(ids)
 
-    def _show(self, hook: EvictionHook, run: EvictedRun) -> None:
+    def _tell(self, event: Callable[[_Told], None], what: _Told) -> None:
         try:
-            hook(run)
+            event(what)
         except Exception as error:  # noqa: BLE001  # a tier's fault is a miss later, never a failed allocation now
             self.hook_faults += 1
             self.policy.report("eviction hook", error)

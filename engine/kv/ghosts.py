@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
-from .namespace import Namespace
+from ...storage.naming import Namespace
+
+
+class Ghost(NamedTuple):
+    """How a run of blocks left the cache."""
+
+    when: float
+    """On the engine's monotonic clock."""
+    reason: str
+    """``allocate``, ``watermark`` or ``call``."""
+    policy: str
+    """Class of the eviction policy."""
 
 
 class Ghosts:
@@ -19,22 +31,31 @@ class Ghosts:
         self.gap_seconds = 0.0
         """Sum over the hits of the time between eviction and the new wish."""
         self._bound = bound
-        self._evicted: OrderedDict[tuple[Namespace, int, bytes], float] = OrderedDict()
+        self._evicted: OrderedDict[tuple[Namespace, int, bytes], Ghost] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._evicted)
 
-    def remember(self, namespace: Namespace, depth: int, block: bytes, now: float) -> None:
+    def remember(self, namespace: Namespace, depth: int, block: bytes, ghost: Ghost) -> None:
         """``block``, which began at ``depth`` tokens, was evicted."""
-        self._evicted[namespace, depth, block] = now
+        self._evicted[namespace, depth, block] = ghost
         if len(self._evicted) > self._bound:
             self._evicted.popitem(last=False)
 
     def recall(self, namespace: Namespace, depth: int, block: bytes, now: float) -> float | None:
         """Seconds since ``block`` was evicted, if it was; it is no ghost afterwards."""
-        since = self._evicted.pop((namespace, depth, block), None)
-        if since is None:
+        ghost = self._evicted.pop((namespace, depth, block), None)
+        if ghost is None:
             return None
         self.hits += 1
-        self.gap_seconds += now - since
-        return now - since
+        self.gap_seconds += now - ghost.when
+        return now - ghost.when
+
+    def peek(self, namespace: Namespace, depth: int, block: bytes) -> Ghost | None:
+        """How ``block`` was evicted, if it was. Nothing is counted and it stays a ghost."""
+        return self._evicted.get((namespace, depth, block))
+
+    def forget(self, salt: str | None) -> None:
+        """Keep no token of a tenant. O(bound)."""
+        for key in [key for key in self._evicted if key[0].salt == salt]:
+            del self._evicted[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .namespace import Namespace
+from ...storage.naming import Namespace
 from .sequence import Sequence
 
 TOKEN_BYTES = 4

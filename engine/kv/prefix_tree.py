@@ -7,6 +7,8 @@ block borders.
 Locks. A lease on a node counts one lock there and on every node above, so a node without locks has none below it. A
 leaf without locks is a *candidate*: its tail may be evicted. The tree tells its observer, the eviction policy, every
 change.
+
+Retention and the tier that holds a copy are the same all along an edge: where they differ, edges part.
 """
 
 from __future__ import annotations
@@ -17,36 +19,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ...errors import CacheMisuse
-from ...policies.eviction.base import Entry, EvictionPolicy
-from .namespace import Namespace
-
-TOKEN_BYTES = 4
-
-
-class Node(Entry):
-    """One edge of the tree and the branching at its end.
-
-    What it inherits is shown to policies and never relied on: a policy that writes there spoils its own view only.
-    """
-
-    __slots__ = ("children", "end", "ids", "keys", "locks", "namespace", "parent", "tokens")
-
-    def __init__(
-        self, namespace: Namespace, parent: Node | None, tokens: bytearray, ids: array[int], now: float
-    ) -> None:
-        super().__init__(len(ids), 0, now, now)
-        self.namespace = namespace
-        self.parent = parent
-        self.tokens = tokens
-        self.ids = ids
-        self.children: dict[bytes, Node] = {}  # first block's tokens -> child
-        self.keys: list[bytes] = []  # the keys of ``children``, sorted: the nearest relative of any block in O(log n)
-        self.locks = 0
-        self.end = 0  # tokens from the start of the prompt to the end of the edge
-
-    def show(self) -> None:
-        """Bring what policies see up to date."""
-        self.blocks, self.depth = len(self.ids), self.end
+from ...policies.eviction.base import EvictionPolicy
+from ...storage.naming import NAME_BYTES, TOKEN_BYTES, Namespace
+from .expiries import Expiries
+from .keep import PLAIN, Keep
+from .node import Node, Traits
 
 
 class Match(NamedTuple):
@@ -78,6 +55,7 @@ class PrefixTree:
         self.candidates: dict[Node, None] = {}
         """Leaves without a lock, in the order in which they became so."""
         self.observer = observer
+        self.expiries = Expiries()
         self._clock = clock
         self._block_bytes = block_size * TOKEN_BYTES
         self._roots: dict[Namespace, Node] = {}
@@ -110,13 +88,28 @@ class PrefixTree:
         partial_block, partial_tokens = self._nearest_block(node, used, rest)
         return Match(node, used, ids, idle, partial_block, partial_tokens)
 
+    def path(self, node: Node) -> Iterator[Node]:
+        """The nodes with blocks from ``node`` up to the root."""
+        part = node
+        while part.parent is not None:
+            above = part.parent
+            yield part
+            part = above
+
     def path_ids(self, node: Node) -> array[int]:
         """Ids of all blocks from the root to the end of ``node``."""
-        path = list(self._upwards(node))
         ids = array("i")
-        for part in reversed(path):
+        for part in reversed(list(self.path(node))):
             ids += part.ids
         return ids
+
+    def root(self, namespace: Namespace) -> Node | None:
+        """Where the blocks of a namespace begin; ``None`` when it has none."""
+        return self._roots.get(namespace)
+
+    def namespaces(self) -> list[Namespace]:
+        """All namespaces that have blocks or leases."""
+        return list(self._roots)
 
     # holding
 
@@ -124,7 +117,7 @@ class PrefixTree:
         """Take a lease on exactly what ``match`` found, splitting its last edge if need be."""
         node = match.node or self._root(namespace)
         if match.used < len(node.ids):
-            node = self._split(node, match.used, self._clock())
+            node = self.split(node, match.used)
         self.lock(node)
         return node
 
@@ -165,34 +158,58 @@ class PrefixTree:
 
     # growing
 
-    def publish(
-        self, node: Node, tokens: bytes, ids: array[int], seconds: float, priority: int
-    ) -> tuple[Node, array[int]]:
-        """Put computed blocks below ``node``, on which the caller has a lease that ends at ``node``'s end.
+    def publish(self, node: Node, tokens: bytes, ids: array[int], traits: Traits) -> tuple[Node, array[int]]:
+        """Put blocks that were computed or loaded below ``node``, on which the caller has a lease that ends at
+        ``node``'s end.
 
-        ``tokens``: int32 tokens of the blocks, ``len(ids) * block_size`` of them. ``seconds``: measured time to compute
-        one block there. The lease moves to the returned node. Returned with it: the tree's ids of the leading blocks
-        that it had already, where the caller's are duplicates. Of the rest, the caller's references pass to the tree.
+        ``tokens``: int32 tokens of the blocks, ``len(ids) * block_size`` of them. The lease moves to the returned node.
+        Returned with it: the tree's ids of the leading blocks that it had already, where the caller's are duplicates;
+        they are kept at least as ``traits`` says. Of the rest, the caller's references pass to the tree.
         """
         at = 0
         known = array("i")
         while at < len(tokens):
             child = node.children.get(tokens[at : at + self._block_bytes])
             if child is None:
-                node = self._grow(node, tokens[at:], ids[len(known) :], seconds, priority)
+                node = self._grow(node, tokens[at:], ids[len(known) :], traits)
                 break
             used = self._agreeing_blocks(child.tokens, tokens, at, len(tokens))
-            node = self._split(child, used, self._clock()) if used < len(child.ids) else child
+            node = self.split(child, used) if used < len(child.ids) else child
             self._step_down(node)
+            if traits.last_use is not None or traits.keep is not PLAIN:
+                self._recall(node, traits)
             known += node.ids
             at += used * self._block_bytes
         return node, known
+
+    def split(self, node: Node, used: int) -> Node:
+        """Cut the edge of ``node`` after ``used`` blocks; returns the new upper half. Locks and leases stay right."""
+        cut, named = used * self._block_bytes, used * NAME_BYTES
+        upper = Node(node.namespace, node.parent, node.tokens[:cut], node.ids[:used], node.insert_time)
+        upper.end = node.end - (len(node.ids) - used) * self.block_size
+        upper.last_use, upper.hits, upper.recompute_seconds = node.last_use, node.hits, node.recompute_seconds
+        upper.reload_seconds, upper.reload_tier = node.reload_seconds, node.reload_tier
+        upper.tenant, upper.locks, upper.names = node.tenant, node.locks, node.names[:named]
+        if node.parent is not None:
+            node.parent.children[bytes(node.tokens[: self._block_bytes])] = upper
+        del node.tokens[:cut]
+        del node.ids[:used]
+        del node.names[:named]
+        node.parent = upper
+        node.show()
+        upper.show()
+        if node.keep is not PLAIN:
+            upper.show_keep(node.keep)
+            self.expiries.note(upper)
+        self._adopt(upper, node)
+        self.observer.on_split(upper, node, self._clock())
+        return upper
 
     # shrinking
 
     def cut_tail(self, node: Node, count: int) -> tuple[array[int], bytes]:
         """Take the last ``count`` blocks out of a candidate; returns their ids and tokens. The tree's references to
-        them pass to the caller. ``prefix`` of the node then gives the tokens before them, even if the node is gone.
+        them pass to the caller.
 
         :raises CacheMisuse: when ``node`` is no candidate or has not that many blocks.
         """
@@ -202,6 +219,8 @@ class PrefixTree:
         ids, tokens = node.ids[-count:], bytes(node.tokens[cut:])
         del node.tokens[cut:]
         del node.ids[-count:]
+        if node.names:
+            del node.names[len(node.ids) * NAME_BYTES :]
         node.end -= count * self.block_size
         node.show()
         self.blocks -= count
@@ -211,11 +230,27 @@ class PrefixTree:
         self.observer.on_evict(node, count, self._clock())
         return ids, tokens
 
-    def prefix(self, node: Node) -> bytes:
-        """int32 tokens from the start of the prompt to the end of ``node``."""
-        return b"".join(reversed([bytes(part.tokens) for part in self._upwards(node)]))
+    # keeping
 
-    # checking
+    def set_keep(self, node: Node, keep: Keep) -> None:
+        """From now on ``node`` is kept like this; a candidate is announced anew."""
+        is_candidate = node in self.candidates
+        if is_candidate:
+            self._withdraw(node)
+        node.show_keep(keep)
+        self.expiries.note(node)
+        if is_candidate:
+            self._offer(node)
+
+    def expire(self, now: float) -> int:
+        """Let all retention end that has expired; returns how many blocks are concerned. O(1) when none."""
+        blocks = 0
+        for node in self.expiries.due(now):
+            self.set_keep(node, PLAIN)
+            blocks += len(node.ids)
+        return blocks
+
+    # walking
 
     def nodes(self) -> Iterator[Node]:
         """Every node that carries blocks, parents first. O(nodes)."""
@@ -226,27 +261,7 @@ class PrefixTree:
             if node.parent is not None:
                 yield node
 
-    def contradictions(self, leases: dict[Node, int]) -> list[str]:
-        """What is wrong with the tree, given how many leases end at each node. Empty when nothing is. O(tree)."""
-        wrong: list[str] = []
-        idle = total = 0
-        for node in [*self._roots.values(), *self.nodes()]:
-            total += len(node.ids)
-            idle += 0 if node.locks else len(node.ids)
-            wrong += self._node_contradictions(node, leases.get(node, 0))
-        if (total, idle) != (self.blocks, self.idle_blocks):
-            wrong.append(f"tree counts {self.blocks} blocks, {self.idle_blocks} idle; it has {total}, {idle} idle")
-        return wrong
-
     # inside
-
-    @staticmethod
-    def _upwards(node: Node) -> Iterator[Node]:
-        part: Node | None = node
-        while part is not None:
-            above = part.parent
-            yield part
-            part = above
 
     def _root(self, namespace: Namespace) -> Node:
         root = self._roots.get(namespace)
@@ -270,54 +285,51 @@ class PrefixTree:
         """The block after the first ``used`` of ``node`` that shares most leading tokens with ``rest``."""
         if used < len(node.ids):
             start = used * self._block_bytes
-            return node.ids[used], _agreeing_tokens(bytes(node.tokens[start : start + self._block_bytes]), rest)
+            return node.ids[used], agreeing_tokens(bytes(node.tokens[start : start + self._block_bytes]), rest)
         best_block, best_tokens = 0, 0
         near = bisect_left(node.keys, rest)
         for key in node.keys[max(near - 1, 0) : near + 1]:  # of a sorted list, a neighbour shares the longest prefix
-            if (tokens := _agreeing_tokens(key, rest)) > best_tokens:
+            if (tokens := agreeing_tokens(key, rest)) > best_tokens:
                 best_block, best_tokens = node.children[key].ids[0], tokens
         return best_block, best_tokens
 
-    def _split(self, node: Node, used: int, now: float) -> Node:
-        """Cut the edge of ``node`` after ``used`` blocks; returns the new upper half. Locks and leases stay right."""
-        cut = used * self._block_bytes
-        upper = Node(node.namespace, node.parent, node.tokens[:cut], node.ids[:used], now)
-        upper.end = node.end - (len(node.ids) - used) * self.block_size
-        upper.insert_time, upper.last_use, upper.hits = node.insert_time, node.last_use, node.hits
-        upper.recompute_seconds, upper.priority, upper.locks = node.recompute_seconds, node.priority, node.locks
-        upper.reload_seconds, upper.reload_tier = node.reload_seconds, node.reload_tier
-        upper.expires, upper.tenant = node.expires, node.tenant
-        if node.parent is not None:
-            node.parent.children[bytes(node.tokens[: self._block_bytes])] = upper
-        del node.tokens[:cut]
-        del node.ids[:used]
-        node.parent = upper
-        node.show()
-        upper.show()
-        self._adopt(upper, node)
-        self.observer.on_split(upper, node, now)
-        return upper
-
-    def _grow(self, node: Node, tokens: bytes, ids: array[int], seconds: float, priority: int) -> Node:
+    def _grow(self, node: Node, tokens: bytes, ids: array[int], traits: Traits) -> Node:
         """New blocks below ``node``: a longer edge when the caller alone holds that leaf, a child otherwise."""
         now = self._clock()
         self.blocks += len(ids)
-        if node.parent is not None and not node.children and node.locks == 1:
+        if node.parent is not None and not node.children and node.locks == 1 and node.takes(traits):
             node.tokens += tokens
             node.ids += ids
             node.end += len(ids) * self.block_size
             node.show()
-            node.last_use, node.recompute_seconds = now, seconds
+            node.recompute_seconds = traits.recompute_seconds
+            if traits.last_use is None:
+                node.last_use = now
+            else:
+                node.merge(traits)
             self.observer.on_extend(node, len(ids), now)
             return node
         child = Node(node.namespace, node, bytearray(tokens), ids, now)
         child.end = node.end + len(ids) * self.block_size
         child.show()
-        child.recompute_seconds, child.priority, child.locks = seconds, priority, 1
-        child.tenant = node.namespace.salt or ""
+        child.locks, child.tenant = 1, node.namespace.salt or ""
+        child.recompute_seconds, child.hits = traits.recompute_seconds, traits.hits
+        child.reload_tier, child.reload_seconds = traits.reload_tier, traits.reload_seconds
+        if traits.last_use is not None:
+            child.last_use = traits.last_use
+        if traits.keep is not PLAIN:
+            child.show_keep(traits.keep)
+            self.expiries.note(child)
         self._adopt(node, child)
         self.observer.on_insert(child, now)
         return child
+
+    def _recall(self, node: Node, traits: Traits) -> None:
+        """A run was brought that is in the tree already: what is known of it counts, if it says more."""
+        if traits.last_use is not None:
+            node.merge(traits)
+        if traits.keep is not PLAIN and node.keep.raised(traits.keep) is not node.keep:
+            self.set_keep(node, traits.keep)
 
     def _adopt(self, parent: Node, child: Node) -> None:
         key = bytes(child.tokens[: self._block_bytes])
@@ -338,6 +350,8 @@ class PrefixTree:
             raise CacheMisuse("a root has no blocks to evict")
         del self.candidates[node]
         node.candidate = False
+        if node.keep is not PLAIN:
+            self.expiries.forget(node)
         del parent.children[key]
         del parent.keys[bisect_left(parent.keys, key)]
         if not parent.locks:
@@ -360,26 +374,8 @@ class PrefixTree:
             del self.candidates[node]
             self.observer.on_held(node)
 
-    def _node_contradictions(self, node: Node, leases: int) -> Iterator[str]:
-        where = f"node that ends at token {node.end}"
-        if node.locks != leases + sum(child.locks for child in node.children.values()):
-            yield f"{where} has {node.locks} locks, its leases and children account for another number"
-        if sorted(node.children) != node.keys or any(child.parent is not node for child in node.children.values()):
-            yield f"{where} and its children disagree"
-        if node.parent is None:
-            if not node.children and not node.locks:
-                yield f"{where} is a root without a use"
-            return
-        if not node.ids or len(node.tokens) != len(node.ids) * self._block_bytes:
-            yield f"{where} has {len(node.ids)} ids and {len(node.tokens)} bytes of tokens"
-        if node.end != node.parent.end + len(node.ids) * self.block_size:
-            yield f"{where} does not follow from its parent's end {node.parent.end}"
-        is_candidate = node in self.candidates
-        if is_candidate != (not node.locks and not node.children):
-            yield f"{where} is wrongly {'a' if is_candidate else 'no'} candidate"
 
-
-def _agreeing_tokens(block: bytes, rest: bytes) -> int:
+def agreeing_tokens(block: bytes, rest: bytes) -> int:
     """Leading tokens that two byte strings share, as far as the shorter one goes."""
     if block.startswith(rest):
         return len(rest) // TOKEN_BYTES

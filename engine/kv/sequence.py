@@ -8,9 +8,10 @@ from collections.abc import Sequence as SequenceOf
 from enum import Enum
 
 from ...errors import CacheMisuse, InvalidRequest
+from ...storage.naming import Namespace
 from .block_table import BlockTable
-from .namespace import Namespace
-from .prefix_tree import Node
+from .node import Node
+from .retention import Retention
 
 NEVER = 2**62
 
@@ -36,8 +37,10 @@ class Sequence:
         "namespace",
         "node",
         "prefill_seconds",
-        "priority",
         "publish_at",
+        "resumed",
+        "retained_since",
+        "retention",
         "seq_id",
         "state",
         "table",
@@ -46,9 +49,16 @@ class Sequence:
     )
 
     def __init__(
-        self, seq_id: int, tokens: array[int], namespace: Namespace, *, block_size: int, priority: int = 0
+        self,
+        seq_id: int,
+        tokens: array[int],
+        namespace: Namespace,
+        *,
+        block_size: int,
+        retention: tuple[Retention, ...] = (),
     ) -> None:
-        """``tokens``: prompt ids (``encode_tokens``), at least one.
+        """``tokens``: prompt ids (``encode_tokens``), at least one. ``retention``: what of it is to be kept longer or
+        shorter than the rest.
 
         :raises InvalidRequest: for an empty prompt.
         """
@@ -57,7 +67,7 @@ class Sequence:
         self.seq_id = seq_id
         self.tokens = tokens
         self.namespace = namespace
-        self.priority = priority
+        self.retention = retention
         self.state = State.OUTSIDE
         self.computed = 0
         self.table = BlockTable(block_size)
@@ -66,6 +76,8 @@ class Sequence:
         self.writable = 0  # positions below have a slot that nobody else reads or writes
         self.publish_at = -1  # once ``computed`` reaches it, another full block can go into the tree
         self.in_flight_key: tuple[Namespace, int, bytes] | None = None
+        self.resumed = False  # at its last admission
+        self.retained_since = 0.0  # when it was admitted: what ``retention`` counts from
         self.prefill_seconds = 0.0  # measured time of its blocks that are computed and not yet published
 
     def __repr__(self) -> str:
@@ -75,6 +87,11 @@ class Sequence:
     def uncomputed(self) -> int:
         """Tokens that still have to go through the model; at least 1 while the sequence runs."""
         return len(self.tokens) - self.computed
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether it holds nothing and may be admitted."""
+        return self.state is State.OUTSIDE
 
     def require(self, state: State) -> None:
         """Check the state.

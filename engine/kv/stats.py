@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
+
+
+@dataclass(slots=True)
+class CacheCounts:
+    """The counters of a cache manager. The same names mean the same in :class:`CacheStats`."""
+
+    prefix_hits: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_query_tokens: int = 0
+    tier_hit_tokens: int = 0
+    resume_hit_tokens: int = 0
+    loaded_blocks: int = 0
+    loaded_tokens: int = 0
+    cow_forks: int = 0
+    partial_copies: int = 0
+    duplicates_freed: int = 0
 
 
 class CacheStats(NamedTuple):
@@ -12,12 +29,18 @@ class CacheStats(NamedTuple):
     evictions: dict[str, int]
     """Blocks by reason."""
     prefix_hits: int
-    """First admissions that reused something."""
+    """First admissions that reused something, from the device or from a tier."""
     prefix_hit_tokens: int
+    """Tokens that first admissions did not have to compute: found on the device, or loaded from a tier."""
     prefix_query_tokens: int
     """Tokens of all first admissions: hits / queries is the hit rate of any span of time."""
+    tier_hit_tokens: int
+    """The part of ``prefix_hit_tokens`` that was loaded; the rest was on the device."""
     resume_hit_tokens: int
-    """Tokens that a preempted sequence found again; not in the three above."""
+    """Tokens that a preempted sequence found again, on the device or in a tier; not in the four above."""
+    loaded_blocks: int
+    """Blocks that came from tiers, whoever wanted them."""
+    loaded_tokens: int
     cow_forks: int
     """Blocks copied because two sequences would have written into them."""
     partial_copies: int
@@ -32,6 +55,8 @@ class CacheStats(NamedTuple):
     """Errors of the eviction hook."""
     free: int
     idle: int
+    pinned: int
+    """Blocks held by leases on prefixes."""
     total: int
 
     @property

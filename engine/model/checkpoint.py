@@ -7,7 +7,7 @@ error and never random numbers; Python files in the directory are never run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +53,8 @@ class Checkpoint(NamedTuple):
     model: PreTrainedModel
     codec: TextCodec | None
     fingerprint: str
+    identity: Mapping[str, str]
+    """The fingerprint in parts, but for what the runner adds."""
     eos_token_ids: frozenset[int]
     vocab_limit: int | None
     """Number of ids the tokenizer knows, when the model's head is wider."""
@@ -81,11 +83,12 @@ def load_checkpoint(
     model = _load_weights(directory, config, dtype)
     tokenizer = _load_tokenizer(directory)
     report("load", 1.0)
-    digest = fingerprint(model, tokenizer, lambda share: report("fingerprint", share))
+    digest, identity = fingerprint(model, tokenizer, lambda share: report("fingerprint", share))
     return Checkpoint(
         model=_moved(model, device),
         codec=None if tokenizer is None else HuggingFaceCodec(tokenizer),
         fingerprint=digest,
+        identity=identity,
         eos_token_ids=_eos_token_ids(model, tokenizer),
         vocab_limit=_vocab_limit(config, tokenizer),
     )

@@ -1,11 +1,13 @@
-"""The identity of a loaded model: a digest over everything that determines the K and V of a token list."""
+"""The identity of a loaded model: digests over everything that determines the K and V of a token list."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,30 +39,69 @@ _VOLATILE = frozenset(
     }
 )
 """Configuration that does not change K and V (the dtype is hashed with the weights)."""
+_POSITION = frozenset(
+    {
+        "alibi",
+        "no_rope_layer_interval",
+        "no_rope_layers",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "position_embedding_type",
+        "rotary_dim",
+        "rotary_emb_base",
+        "rotary_pct",
+    }
+)
+"""Configuration of the position encoding, beside all that begins with ``rope_``."""
+_MAX_TEXT = 240
+
+
+class Fingerprint(NamedTuple):
+    """What a loaded model is."""
+
+    digest: str
+    """SHA-256, in hex, over the weights and buffers (name, shape, dtype, bytes), the configuration, the tokenizer."""
+    identity: Mapping[str, str]
+    """The same in parts. Digests of ``weights``, ``computed buffers`` (those that no file holds, like the frequencies
+    of positions), ``configuration`` and ``tokenizer``; ``position encoding`` as text, or its digest where that is long.
+    """
 
 
 def fingerprint(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, report: Callable[[float], None]
-) -> str:
-    """SHA-256, in hex, over the weights and buffers (name, shape, dtype, bytes), the configuration and the tokenizer.
-
-    It does not depend on the process, on the order of the tensors or on the directory. Two threads hash straight
-    from the tensors' memory.
+) -> Fingerprint:
+    """Read all that ``model`` holds. The result does not depend on the process, on the order of the tensors or on the
+    directory.
 
     :param report: called with the done share in [0, 1].
     """
+    stored = model.state_dict().keys()
+    whole, weights, buffers = hashlib.sha256(_FORMAT), hashlib.sha256(), hashlib.sha256()
+    for name, entry in _entries(model, report):
+        whole.update(entry)
+        (weights if name in stored else buffers).update(entry)
+    config, text = model.config.to_dict(), _tokenizer_bytes(tokenizer)
+    whole.update(_framed(_canonical(config)) + _framed(text))
+    parts = {
+        "weights": weights.hexdigest(),
+        "computed buffers": buffers.hexdigest(),
+        "configuration": hashlib.sha256(_canonical({k: v for k, v in config.items() if not _places(k)})).hexdigest(),
+        "position encoding": _position_encoding(config),
+        "tokenizer": hashlib.sha256(text).hexdigest() if tokenizer is not None else "none",
+    }
+    return Fingerprint(whole.hexdigest(), MappingProxyType(parts))
+
+
+def _entries(model: PreTrainedModel, report: Callable[[float], None]) -> Iterator[tuple[str, bytes]]:
+    """(name, what to hash for it) of all tensors, by name. Two threads hash straight from the tensors' memory."""
     tensors = sorted(_tensors(model))
     total = sum(tensor.nbytes for _, tensor in tensors) or 1
-    whole = hashlib.sha256(_FORMAT)
     done = 0
     with ThreadPoolExecutor(max_workers=2) as threads:
         for (name, tensor), digest in zip(tensors, threads.map(_digest, (t for _, t in tensors)), strict=True):
-            whole.update(_framed(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()) + digest)
+            yield name, _framed(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()) + digest
             done += tensor.nbytes
             report(done / total)
-    whole.update(_framed(_canonical(model.config.to_dict())))
-    whole.update(_framed(_tokenizer_bytes(tokenizer)))
-    return whole.hexdigest()
 
 
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
@@ -81,7 +122,22 @@ def _framed(data: bytes) -> bytes:
 
 def _canonical(config: dict[str, object]) -> bytes:
     stable = {key: value for key, value in config.items() if key not in _VOLATILE}
-    return json.dumps(stable, sort_keys=True, default=str).encode()
+    return json.dumps(stable, sort_keys=True, default=_plain).encode()
+
+
+def _plain(value: object) -> object:
+    """What JSON has no form for. The order of a set differs from process to process."""
+    return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
+
+
+def _places(key: str) -> bool:
+    return key.startswith("rope_") or key in _POSITION
+
+
+def _position_encoding(config: dict[str, object]) -> str:
+    settings = {key: value for key, value in config.items() if _places(key) and value is not None}
+    text = json.dumps(settings, sort_keys=True, default=_plain)
+    return text if len(text) <= _MAX_TEXT else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _tokenizer_bytes(tokenizer: PreTrainedTokenizerBase | None) -> bytes:

@@ -1,19 +1,22 @@
 """The seam between scheduling and the model: a plan goes in as plain arrays, tokens come out.
 
-``ModelRunner.execute`` is called from the one model thread and from nowhere else, so a runner needs no locks.
+A ``ModelRunner`` is called from the one model thread and from nowhere else, so it needs no locks.
 Everything that crosses the seam is immutable; nothing in it is shared with the event loop.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import ModelError
 from ..request import SamplingParams
 
+UInt8Array = npt.NDArray[np.uint8]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
@@ -32,6 +35,10 @@ class ModelInfo(NamedTuple):
     eos_token_ids: frozenset[int]
     bytes_per_block: int
     """Device memory of one block over all layers; 0 until ``allocate`` was called."""
+    identity: Mapping[str, str]
+    """What ``fingerprint`` covers, in parts that can be named where two models differ: digests of ``weights``,
+    ``computed buffers``, ``configuration`` and ``tokenizer``; ``position encoding``, ``dtype`` and ``geometry`` as
+    text. The same in every process. Blocks that outlive it are shared between models whose parts are all equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,5 +163,36 @@ class ModelRunner(Protocol):
         :raises ModelError: for failures it can name; other exceptions are wrapped by the engine.
         """
 
+    def export_blocks(self, blocks: Int32Array, out: UInt8Array) -> None:
+        """Copy K and V of whole blocks to host memory, as all steps so far have left them; changes nothing on the
+        device. ``out`` is complete on return.
+
+        :param blocks: block ids, shape [n]; may be empty, may name a block twice.
+        :param out: shape [n, bytes_per_block], laid out as ``octavo.storage.identity.BLOCK_FORMAT`` says: for each
+            layer K, then V, each [block_size, kv_heads, head_dim]. Rows may lie apart; the bytes of a row may not.
+        :raises ModelError: before ``allocate``, after ``close``, and for ids or shapes that do not fit; ``out`` was not
+            touched then.
+        """
+
+    def import_blocks(self, blocks: Int32Array, payloads: Sequence[memoryview]) -> None:
+        """Make ``payloads[i]``, which ``export_blocks`` wrote once, the content of ``blocks[i]``; later steps see it.
+        The payloads may be dropped or overwritten after the return. What is in them is not checked here.
+
+        :param blocks: block ids, shape [n], none twice; may be empty.
+        :param payloads: ``bytes_per_block`` contiguous bytes each, at any address.
+        :raises ModelError: before ``allocate``, after ``close``, and for ids or lengths that do not fit; nothing was
+            changed then.
+        :raises DeviceOutOfMemory: when there is no memory for the transfer; what ``blocks`` hold is undefined then.
+        """
+
     def close(self) -> None:
         """Free device memory. Idempotent."""
+
+
+def require_range(what: str, values: npt.NDArray[np.integer], stop: int) -> None:
+    """A check for runners: a bad index would read foreign memory or, on a GPU, take the device down.
+
+    :raises ModelError: unless all ``values`` are in [0, ``stop``); ``what`` names one of them.
+    """
+    if values.size and not (values.min() >= 0 and values.max() < stop):
+        raise ModelError(f"a {what} is out of range: {values.min()} to {values.max()}, but only 0 to {stop - 1} exist")

@@ -40,6 +40,7 @@ def open_model(
         found.model,
         name=Path(source).name if Path(source).exists() else source,
         fingerprint=found.fingerprint,
+        identity=found.identity,
         eos_token_ids=found.eos_token_ids,
         vocab_limit=found.vocab_limit,
         device=device,

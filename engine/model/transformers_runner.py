@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +19,21 @@ from transformers import PreTrainedModel
 from ...errors import DeviceOutOfMemory, ModelError
 from .attention import make_backend
 from .attention.forward_context import forward_context
-from .attention.kv_tensors import KVTensors
+from .attention.kv_tensors import KVTensors, LayerGeometry
 from .attention.paged_context import PagedContext
 from .probe import probe, usable_context
-from .runner import Int64Array, ModelInfo, PromptScore, Row, RowOutput, StepInput, StepOutput
+from .runner import (
+    Int32Array,
+    Int64Array,
+    ModelInfo,
+    PromptScore,
+    Row,
+    RowOutput,
+    StepInput,
+    StepOutput,
+    UInt8Array,
+    require_range,
+)
 from .sampler import Sampler
 
 
@@ -31,6 +45,7 @@ class TransformersRunner:
 
     :param model: in evaluation mode, weights loaded, on ``device`` in ``dtype``.
     :param fingerprint: hex digest of everything that determines K and V (see ``ModelInfo``).
+    :param identity: the same in parts; the runner adds what it knows itself, the dtype and the geometry.
     :param vocab_limit: ids from here on are never drawn (a head padded beyond the tokenizer); ``None``: no limit.
     :param poison: fill the cache with NaN at first, so that reads of unwritten slots show (tests).
     :param clock: seconds, for the timings of a step.
@@ -44,6 +59,7 @@ class TransformersRunner:
         *,
         name: str,
         fingerprint: str,
+        identity: Mapping[str, str],
         eos_token_ids: frozenset[int],
         vocab_limit: int | None,
         device: torch.device,
@@ -69,6 +85,9 @@ class TransformersRunner:
             max_context=usable_context(model.config),
             eos_token_ids=eos_token_ids,
             bytes_per_block=0,
+            identity=MappingProxyType(
+                {**identity, "dtype": str(dtype).removeprefix("torch."), "geometry": _geometry(self._layers)}
+            ),
         )
 
     @property
@@ -95,27 +114,44 @@ class TransformersRunner:
             was changed then).
         :raises DeviceOutOfMemory: when the step is too large; a smaller one may work.
         """
-        try:
+        with self._out_of_memory_named(f"a step of {len(step.tokens)} tokens"), torch.inference_mode():
             return self._execute(step)
-        except RuntimeError as error:
-            if not _is_out_of_memory(error):
-                raise
-            self._release_unused()
-            raise DeviceOutOfMemory(f"a step of {len(step.tokens)} tokens needs more memory than there is") from error
 
-    def _execute(self, step: StepInput) -> StepOutput:
+    def export_blocks(self, blocks: Int32Array, out: UInt8Array) -> None:
+        """Copy whole blocks to host memory; see :meth:`~octavo.engine.model.runner.ModelRunner.export_blocks`.
+
+        :raises ModelError: before ``allocate``, after ``close``, and for ids or shapes that do not fit.
+        :raises DeviceOutOfMemory: when there is no memory for the transfer.
+        """
+        with self._out_of_memory_named(f"exporting {len(blocks)} blocks"), torch.inference_mode():
+            self._open()[1].export_blocks(blocks, out)
+
+    def import_blocks(self, blocks: Int32Array, payloads: Sequence[memoryview]) -> None:
+        """Fill whole blocks from host memory; see :meth:`~octavo.engine.model.runner.ModelRunner.import_blocks`.
+
+        :raises ModelError: before ``allocate``, after ``close``, and for ids or lengths that do not fit (nothing was
+            changed then).
+        :raises DeviceOutOfMemory: when there is no memory for the transfer.
+        """
+        with self._out_of_memory_named(f"importing {len(blocks)} blocks"), torch.inference_mode():
+            self._open()[1].import_blocks(blocks, payloads)
+
+    def _open(self) -> tuple[PreTrainedModel, KVTensors]:
         if self._kv is None or self._model is None:
             raise ModelError("the runner has no cache: it was closed, or allocate was not called")
-        self._check(step, self._kv)
+        return self._model, self._kv
+
+    def _execute(self, step: StepInput) -> StepOutput:
+        model, kv = self._open()
+        self._check(step, kv)
         began = self._clock()
-        with torch.inference_mode():
-            self._kv.copy(step.copies)
-            if not step.rows:
-                return StepOutput(())
-            wanted = _Wanted.of(step.rows)
-            logits = self._forward(self._model, self._kv, step, wanted.positions)
-            computed = self._clock()
-            outputs = self._choose(step.rows, logits, wanted)
+        kv.copy(step.copies)
+        if not step.rows:
+            return StepOutput(())
+        wanted = _Wanted.of(step.rows)
+        logits = self._forward(model, kv, step, wanted.positions)
+        computed = self._clock()
+        outputs = self._choose(step.rows, logits, wanted)
         return StepOutput(outputs, {"forward": computed - began, "sample": self._clock() - computed})
 
     def close(self) -> None:
@@ -124,18 +160,27 @@ class TransformersRunner:
         self._kv = None
         self._release_unused()
 
+    @contextmanager
+    def _out_of_memory_named(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            self._release_unused()
+            raise DeviceOutOfMemory(f"{what} needs more memory than there is") from error
+
     def _release_unused(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _check(self, step: StepInput, kv: KVTensors) -> None:
-        """A bad index would read foreign memory or, on a GPU, take the device down; so it is stopped here."""
-        _require_range("token", step.tokens, self._info.vocab_size)
-        _require_range("position", step.positions, self._info.max_context)
-        _require_range("slot", step.slots, kv.num_blocks * kv.block_size)
-        _require_range("copied block", step.copies.ravel(), kv.num_blocks)
+        require_range("token", step.tokens, self._info.vocab_size)
+        require_range("position", step.positions, self._info.max_context)
+        require_range("slot", step.slots, kv.num_blocks * kv.block_size)
+        require_range("copied block", step.copies.ravel(), kv.num_blocks)
         if step.rows:
-            _require_range("block", np.concatenate([row.blocks for row in step.rows]), kv.num_blocks)
+            require_range("block", np.concatenate([row.blocks for row in step.rows]), kv.num_blocks)
 
     def _forward(self, model: PreTrainedModel, kv: KVTensors, step: StepInput, positions: Int64Array) -> Tensor:
         """:returns: float32 logits at ``positions`` of the packed tokens, shape [len(positions), V]."""
@@ -196,11 +241,14 @@ class _Wanted(NamedTuple):
         return cls(np.concatenate(parts), len(ends), tuple(spans))
 
 
+def _geometry(layers: Sequence[LayerGeometry]) -> str:
+    """Layers of one shape in a row as one phrase, so that two texts are equal exactly when all layers are."""
+    return ", ".join(
+        f"{len(list(run))} layers x {g.kv_heads} kv heads x (K {g.key_dim} + V {g.value_dim})"
+        for g, run in groupby(layers)
+    )
+
+
 def _is_out_of_memory(error: RuntimeError) -> bool:
     """CUDA has an error class of its own; the CPU's allocator only a message."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def _require_range(what: str, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]], stop: int) -> None:
-    if values.size and not (values.min() >= 0 and values.max() < stop):
-        raise ModelError(f"a {what} is out of range: {values.min()} to {values.max()}, but only 0 to {stop - 1} exist")

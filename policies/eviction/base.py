@@ -42,9 +42,11 @@ class Entry:
     """Measured seconds to load one block back from ``reload_tier``; ``None``: no tier holds it."""
     reload_tier: str | None = None
     priority: int = 0
-    """As the request that made it gave it; higher is dearer."""
+    """Retention priority, as requests asked for; it has nothing to do with the order in which requests are served. The
+    candidates of a lower priority go before all of a higher one, whatever the policy's own order. Changes of a
+    candidate are announced by ``on_held`` and ``on_candidate``."""
     expires: float | None = None
-    """On the engine's monotonic clock; ``None``: never."""
+    """When the priority falls back to 0, on the engine's monotonic clock; ``None``: never."""
     tenant: str = ""
     candidate: bool = False
     """Whether its tail may be evicted now: a leaf that nobody references."""
@@ -74,10 +76,11 @@ class EvictionPolicy(ABC):
         """An admission reused (part of) the run. ``last_use`` still has the value from before this use."""
 
     def on_candidate(self, entry: Entry, now: float) -> None:
-        """``entry`` became a candidate: its last holder or its last child went."""
+        """``entry`` became a candidate: its last holder or its last child went. Or it has another priority now."""
 
     def on_held(self, entry: Entry) -> None:
-        """``entry`` is no candidate any more: somebody references it or it has got a child."""
+        """``entry`` is no candidate any more: somebody references it or it has got a child. Or its priority changes,
+        and ``on_candidate`` follows at once."""
 
     def on_evict(self, entry: Entry, blocks: int, now: float) -> None:
         """``blocks`` of its tail were evicted; ``entry.blocks`` is what is left. At 0 the entry is gone for good."""
@@ -96,5 +99,5 @@ class EvictionPolicy(ABC):
         breaks the contract. Modifies nothing beyond the policy's own bookkeeping. The simplest form::
 
             while self.queue:
-                yield min(self.queue, key=self.worth)
+                yield min(self.queue, key=lambda entry: (entry.priority, self.worth(entry)))
         """

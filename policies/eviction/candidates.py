@@ -13,19 +13,21 @@ from .base import Entry
 _SLACK = 64
 """Stale heap items that are tolerated whatever the number of live ones; below it compaction is not worth its walk."""
 
-_Key: TypeAlias = tuple[float, float]
+_Place: TypeAlias = tuple[int, float, float]
+"""Retention priority, key, last use."""
 
 
 class _Late(NamedTuple):
     """A heap item. ``number`` is unique, so entries themselves are never compared."""
 
-    key: _Key
+    place: _Place
     number: int
     entry: Entry
 
 
 class CandidateQueue:
-    """Entries by key, lowest first; equal keys by last use, and then in an order that the calls alone determine.
+    """Entries by retention priority, and those of one priority by key, lowest first; equal keys by last use, and then
+    in an order that the calls alone determine. A priority counts as it was when the entry was pushed.
 
     Keys mostly arrive in ascending order (times, clocks), so those are appended to an ordered dictionary: O(1) for
     push, discard and first. The ones that arrive late go to a binary heap with lazy deletion: amortised O(log n).
@@ -33,7 +35,7 @@ class CandidateQueue:
     """
 
     def __init__(self) -> None:
-        self._ordered: OrderedDict[Entry, _Key] = OrderedDict()
+        self._ordered: OrderedDict[Entry, _Place] = OrderedDict()
         self._heap: list[_Late] = []
         self._late: dict[Entry, _Late] = {}
         self._numbers = count()
@@ -47,7 +49,7 @@ class CandidateQueue:
     def push(self, entry: Entry, key: float) -> None:
         """Put ``entry`` at ``key``, whether it was there or not. ``key`` is not NaN."""
         self.discard(entry)
-        place = (key, entry.last_use)
+        place = (entry.priority, key, entry.last_use)
         if not self._ordered or place >= self._ordered[next(reversed(self._ordered))]:
             self._ordered[entry] = place
             return
@@ -61,12 +63,12 @@ class CandidateQueue:
             self._compact()
 
     def first(self) -> Entry | None:
-        """The entry with the lowest key, which stays in; ``None`` when empty."""
+        """The entry that comes first, which stays in; ``None`` when empty."""
         late = self._first_late()
         if not self._ordered:
             return late.entry if late else None
-        entry, key = next(iter(self._ordered.items()))
-        return late.entry if late and late.key < key else entry
+        entry, place = next(iter(self._ordered.items()))
+        return late.entry if late and late.place < place else entry
 
     def drain(self) -> Iterator[Entry]:
         """Yield entries, lowest first, while the caller discards and pushes between two yields.
@@ -88,7 +90,7 @@ class CandidateQueue:
                     self.push(entry, key)
 
     def _key(self, entry: Entry) -> float:
-        return self._ordered[entry][0] if entry in self._ordered else self._late[entry].key[0]
+        return (self._ordered[entry] if entry in self._ordered else self._late[entry].place)[1]
 
     def _first_late(self) -> _Late | None:
         while self._heap:

@@ -18,7 +18,7 @@ BAD: list[tuple[str, object]] = [
     *[(name, value) for name in ("eviction_policy", "scheduling_policy", "device") for value in (5, None, "")],
     *[(name, value) for name in ("enable_prefix_caching", "check_every_step") for value in ("no", 1, None)],
     *[("seed", value) for value in (1.5, True, None, "5")],
-    *[("tiers", value) for value in (("host",), None, "host")],
+    *[("tiers", value) for value in (None, "host", ("host", "host"), (5,), ("",))],
     *[
         (name, value)
         for name in ("evict_below", "evict_until", "admission_reserve")

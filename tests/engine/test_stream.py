@@ -141,7 +141,7 @@ async def test_what_did_not_happen_has_no_time(at: int, missing: set[str], engin
 
 
 def test_no_duration_comes_from_the_wall_clock() -> None:
-    """TIME-06: ``time.time`` and ``datetime.now`` are for timestamps, which the engine and the policies do not make."""
+    """TIME-06: ``time.time`` and ``datetime.now`` are for what outlives the process: passed in as ``wall``, once."""
     root = Path(octavo.__file__).parent
     found = []
     for path in [*root.glob("engine/**/*.py"), *root.glob("policies/**/*.py")]:
@@ -149,4 +149,4 @@ def test_no_duration_comes_from_the_wall_clock() -> None:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 name = f"{node.value.id}.{node.attr}"
                 found += [f"{path}:{node.lineno}"] if name in {"time.time", "datetime.now", "time.time_ns"} else []
-    assert found == []
+    assert [place.partition(":")[0].rpartition("/")[2] for place in found] == ["async_engine.py"]

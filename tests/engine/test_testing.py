@@ -104,6 +104,72 @@ def test_a_stale_write_after_the_position_does_not_show(runner: FakeRunner) -> N
     assert drawn(runner, step([9, 8], [0])) == drawn(runner, step([9, 8], [1]))
 
 
+def out_of(runner: FakeRunner, blocks: Sequence[int]) -> list[memoryview]:
+    rows = np.zeros((len(blocks), 3 + runner.info.bytes_per_block), dtype=np.uint8)[:, 3:]
+    runner.export_blocks(np.array(blocks, dtype=np.int32), rows)
+    return [memoryview(row) for row in rows]
+
+
+def test_blocks_go_out_and_into_another_runner(runner: FakeRunner) -> None:
+    assert runner.info.bytes_per_block == 8 * SIZE
+    expected = drawn(runner, step([*PROMPT, 11, 12, 13], [0, 1, 2]))
+    other = FakeRunner()
+    other.allocate(3, SIZE)
+    other.import_blocks(np.array([2, 0], dtype=np.int32), out_of(runner, [0, 1]))
+    assert drawn(other, step([13], [2, 0, 1], begin=8)) == expected
+    assert (runner.blocks_exported, other.blocks_imported) == (2, 2)
+    with pytest.raises(ModelError, match="nobody has written"):
+        other.execute(step([9], [2, 1, 0], begin=8, slots=[0]))
+
+
+def test_a_wrong_imported_block_shows(runner: FakeRunner) -> None:
+    right = drawn(runner, step([*PROMPT, 11, 12, 13], [0, 1, 2]))
+    one, two = out_of(runner, [0, 1])
+    runner.import_blocks(np.array([3, 4], dtype=np.int32), [two, one])
+    assert drawn(runner, step([13], [3, 4, 5], begin=8)) != right
+    runner.import_blocks(np.array([3, 4], dtype=np.int32), [one, two])
+    assert drawn(runner, step([13], [3, 4, 5], begin=8)) == right
+
+
+def test_transfers_that_do_not_fit_are_refused(runner: FakeRunner) -> None:
+    one, size = np.zeros(1, dtype=np.int32), runner.info.bytes_per_block
+    runner.execute(step(PROMPT[:4], [0]))
+    before = runner._memory.copy()
+    for out in (np.zeros((1, size + 1), dtype=np.uint8), np.zeros((2, size), dtype=np.uint8)):
+        with pytest.raises(ModelError, match="shape"):
+            runner.export_blocks(one, out)
+    for blocks, payloads in (
+        ([0, 0], [size, size]),
+        ([0], [size - 1]),
+        ([0], []),
+        ([8], [size]),
+        ([-1], [size]),
+    ):
+        with pytest.raises(ModelError):
+            runner.import_blocks(np.array(blocks, dtype=np.int32), [memoryview(bytes(n)) for n in payloads])
+    assert (runner._memory == before).all()
+    runner.close()
+    for closed in (runner, FakeRunner()):
+        with pytest.raises(ModelError, match="no cache"):
+            closed.export_blocks(one, np.zeros((1, size), dtype=np.uint8))
+        with pytest.raises(ModelError, match="no cache"):
+            closed.import_blocks(one, [memoryview(bytes(size))])
+
+
+def test_another_identity_is_another_model_and_says_something_else(runner: FakeRunner) -> None:
+    parts = runner.info.identity
+    said = {drawn(runner, step(PROMPT, [0, 1]))}
+    others = [FakeRunner(identity={part: "other"}) for part in parts]
+    for other in (*others, FakeRunner(fingerprint="other, too")):
+        other.allocate(8, SIZE)
+        assert sum(other.info.identity[part] != value for part, value in parts.items()) == 1
+        said.add(drawn(other, step(PROMPT, [0, 1])))
+    assert len(said) == len(parts) + 2
+    same = FakeRunner(identity=parts)
+    same.allocate(8, SIZE)
+    assert drawn(same, step(PROMPT, [0, 1])) == drawn(runner, step(PROMPT, [2, 3]))
+
+
 def test_the_codec_is_one_to_one_but_for_what_is_special() -> None:
     codec = FakeCodec(special=frozenset({7}))
     assert codec.decode(codec.encode("hello@:")) == "hello@:"

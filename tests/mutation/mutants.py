@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MANAGER = "engine/kv/cache_manager.py"
+CONTROL = "engine/kv/control.py"
+PUBLISHING = "engine/kv/publishing.py"
 TREE = "engine/kv/prefix_tree.py"
 POOL = "engine/kv/block_pool.py"
 RUNS = "engine/kv/free_runs.py"
@@ -17,6 +19,15 @@ TABLE = "engine/kv/block_table.py"
 EVICTION = "engine/kv/eviction.py"
 IN_FLIGHT = "engine/kv/in_flight.py"
 SEQUENCE = "engine/kv/sequence.py"
+KEEP = "engine/kv/keep.py"
+RETENTION = "engine/kv/retention.py"
+NAMES = "engine/kv/names.py"
+LOADS = "engine/kv/loads.py"
+FORGET = "engine/kv/forget.py"
+LEASES = "engine/kv/leases.py"
+EXPLAIN = "engine/kv/explain.py"
+IMAGE = "engine/kv/image.py"
+CANDIDATES = "policies/eviction/candidates.py"
 TENSORS = "engine/model/attention/kv_tensors.py"
 LRU = "policies/eviction/lru.py"
 
@@ -28,6 +39,13 @@ IN_TABLE = ("tests/engine/kv/test_block_table.py",)
 IN_EVICTION = ("tests/engine/kv/test_eviction.py",)
 IN_FLIGHT_TESTS = ("tests/engine/kv/test_in_flight.py",)
 IN_MACHINE = ("tests/engine/kv/test_cache_manager_machine.py",)
+IN_NAMES = ("tests/engine/kv/test_names.py",)
+IN_RETENTION = ("tests/engine/kv/test_retention.py",)
+IN_LOADS = ("tests/engine/kv/test_loaded_blocks.py",)
+IN_FORGET = ("tests/engine/kv/test_forget.py",)
+IN_LEASES = ("tests/engine/kv/test_leases.py",)
+IN_EXPLAIN = ("tests/engine/kv/test_explain.py",)
+IN_IMAGE = ("tests/engine/kv/test_image.py",)
 IN_TENSORS = ("tests/engine/model/test_kv_tensors.py",)
 
 
@@ -61,9 +79,9 @@ KNOWN_FAULTS = (
     ),
     Mutant(
         "3 the tree's hold on a block is unprotected",
-        MANAGER,
-        "        if known:\n            self.pool.release(own[: len(known)])\n",
-        "        self.pool.release(own)\n        if known:\n",
+        PUBLISHING,
+        "        if known:\n            self._pool.release(own[: len(known)])\n",
+        "        self._pool.release(own)\n        if known:\n",
         IN_MANAGER,
     ),
     Mutant(
@@ -114,8 +132,8 @@ KNOWN_FAULTS = (
     Mutant(
         "10 the victim stays a candidate",
         TREE,
-        "        del self.candidates[node]\n        node.candidate = False\n        del parent.children[key]\n",
-        "        del parent.children[key]\n",
+        "        del self.candidates[node]\n        node.candidate = False\n        if node.keep",
+        "        if node.keep",
         IN_EVICTION,
     ),
     Mutant(
@@ -141,7 +159,7 @@ KNOWN_FAULTS = (
     ),
     Mutant(
         "14 the background tick does nothing",
-        MANAGER,
+        CONTROL,
         "        if self.pool.free >= low:\n            return 0\n",
         "        if self.pool.free >= 0:\n            return 0\n",
         IN_EVICTION,
@@ -165,9 +183,9 @@ KNOWN_FAULTS = (
     ),
     Mutant(
         "16 a block that is not full is hit",
-        MANAGER,
-        "        shared, full = table.shared, sequence.computed // size\n",
-        "        shared, full = table.shared, -(-sequence.computed // size)\n",
+        PUBLISHING,
+        "        shared, full = table.shared, sequence.computed // table.block_size\n",
+        "        shared, full = table.shared, -(-sequence.computed // table.block_size)\n",
         IN_MANAGER,
     ),
     Mutant(
@@ -180,7 +198,7 @@ KNOWN_FAULTS = (
     ),
     Mutant(
         "18 the partial tail is filed under a short key",
-        MANAGER,
+        PUBLISHING,
         "memoryview(sequence.tokens)[shared * size : full * size].tobytes()",
         "memoryview(sequence.tokens)[shared * size : sequence.computed].tobytes()",
         IN_MANAGER,
@@ -217,8 +235,8 @@ KNOWN_FAULTS = (
     Mutant(
         "22 one node per block",
         TREE,
-        "        if node.parent is not None and not node.children and node.locks == 1:\n",
-        "        if node.parent is not None and not node.children and node.locks < 1:\n",
+        "not node.children and node.locks == 1 and",
+        "not node.children and node.locks < 1 and",
         IN_TREE,
     ),
     Mutant(
@@ -230,7 +248,7 @@ KNOWN_FAULTS = (
     ),
     Mutant(
         "24 tree and pool differ in block size",
-        MANAGER,
+        CONTROL,
         "        self.tree = PrefixTree(block_size, self.policy, clock)\n",
         "        self.tree = PrefixTree(2 * block_size, self.policy, clock)\n",
         IN_MANAGER,
@@ -308,9 +326,9 @@ KNOWN_FAULTS = (
     ),
     Mutant(
         "32 blocks are found before they are computed",
-        MANAGER,
-        "        shared, full = table.shared, sequence.computed // size\n",
-        "        shared, full = table.shared, len(sequence.tokens) // size\n",
+        PUBLISHING,
+        "        shared, full = table.shared, sequence.computed // table.block_size\n",
+        "        shared, full = table.shared, len(sequence.tokens) // table.block_size\n",
         IN_MANAGER,
     ),
     Mutant(
@@ -368,14 +386,14 @@ MORE = (
     ),
     Mutant(
         "what was computed twice is not released",
-        MANAGER,
-        "            self.pool.release(own[: len(known)])\n",
+        PUBLISHING,
+        "            self._pool.release(own[: len(known)])\n",
         "",
         IN_MANAGER,
     ),
     Mutant(
         "the upper watermark is ignored",
-        MANAGER,
+        CONTROL,
         "self._evictor.evict(high - self.pool.free",
         "self._evictor.evict(low - self.pool.free",
         IN_EVICTION,
@@ -418,7 +436,7 @@ MORE = (
     Mutant(
         "a resumed sequence counts as a hit",
         MANAGER,
-        "        if resumed:\n            self._resume_hit_tokens += sequence.computed\n            return\n",
+        "        if sequence.resumed:\n            self._counts.resume_hit_tokens += tokens\n            return\n",
         "",
         IN_MANAGER,
     ),
@@ -459,7 +477,7 @@ MORE = (
     ),
     Mutant(
         "the next publication is a block late",
-        MANAGER,
+        PUBLISHING,
         "        sequence.publish_at = (full + 1) * size\n",
         "        sequence.publish_at = (full + 2) * size\n",
         IN_MANAGER,
@@ -481,8 +499,8 @@ MORE = (
     Mutant(
         "a split loses the locks",
         TREE,
-        "node.recompute_seconds, node.priority, node.locks\n",
-        "node.recompute_seconds, node.priority, 0\n",
+        "upper.names = node.tenant, node.locks,",
+        "upper.names = node.tenant, 0,",
         IN_TREE,
     ),
     Mutant(
@@ -566,11 +584,238 @@ MORE = (
     ),
     Mutant(
         "a malformed tenant is read as no tenant",
-        "engine/kv/namespace.py",
+        "storage/naming.py",
         "            if value is not None and not isinstance(value, str):\n",
         "            if value and not isinstance(value, str):\n",
         ("tests/engine/kv/test_sequence.py",),
     ),
 )
 
-MUTANTS = KNOWN_FAULTS + MORE
+TIERS = (
+    Mutant(
+        "a split keeps the names of the upper half below",
+        TREE,
+        "        del node.names[:named]\n",
+        "",
+        IN_NAMES,
+    ),
+    Mutant(
+        "names outlive their blocks",
+        TREE,
+        "            del node.names[len(node.ids) * NAME_BYTES :]\n",
+        "            pass\n",
+        IN_NAMES,
+    ),
+    Mutant(
+        "blocks that were added are named after the parent",
+        NAMES,
+        "bytes((node.names or node.parent.names)[-NAME_BYTES:])",
+        "bytes(node.parent.names[-NAME_BYTES:])",
+        IN_NAMES,
+    ),
+    Mutant(
+        "a run is said to follow its own first block",
+        "engine/kv/runs.py",
+        "names_of(node, first - 1) if first",
+        "names_of(node, first) if first",
+        IN_NAMES,
+    ),
+    Mutant(
+        "names are worked out for nobody",
+        EVICTION,
+        " if self.hook is not None else None  # names",
+        "  # names",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "bad blocks are still copied out",
+        EVICTION,
+        "            self._tell(self.hook.dropped, ids)\n",
+        "            pass\n",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "runs of different retention share an edge",
+        "engine/kv/node.py",
+        "return same_keep and",
+        "return",
+        IN_RETENTION,
+    ),
+    Mutant(
+        "retention is lowered by a later request",
+        KEEP,
+        "            return other if other.priority > self.priority else self\n",
+        "            return other\n",
+        IN_RETENTION,
+    ),
+    Mutant(
+        "the earlier end of retention wins",
+        KEEP,
+        "other.expires <= self.expires)",
+        "other.expires >= self.expires)",
+        IN_RETENTION,
+    ),
+    Mutant(
+        "a hit raises all of an edge that it uses in part",
+        RETENTION,
+        "            if stop < len(part.ids):\n                part = tree.split(part, stop)\n",
+        "",
+        IN_RETENTION,
+    ),
+    Mutant(
+        "a range misses the block in which it begins",
+        RETENTION,
+        "Span(retention.start // block_size,",
+        "Span(-(-retention.start // block_size),",
+        IN_RETENTION,
+    ),
+    Mutant(
+        "retention never ends",
+        "engine/kv/expiries.py",
+        "self._heap[0].expires <= now:",
+        "self._heap[0].expires < 0:",
+        IN_RETENTION,
+    ),
+    Mutant(
+        "the end of retention is not announced",
+        TREE,
+        "        is_candidate = node in self.candidates\n",
+        "        is_candidate = False\n",
+        IN_RETENTION,
+    ),
+    Mutant(
+        "ends of retention outlive their nodes",
+        TREE,
+        "            self.expiries.forget(node)\n",
+        "            pass\n",
+        IN_RETENTION,
+    ),
+    Mutant(
+        "a policy's own order comes before retention",
+        CANDIDATES,
+        "        place = (entry.priority, key, entry.last_use)\n",
+        "        place = (0, key, entry.last_use)\n",
+        ("tests/policies/test_eviction_contract.py",),
+    ),
+    Mutant(
+        "the stand-in for a faulty policy ignores retention",
+        EVICTION,
+        "key=lambda node: (node.keep.priority, node.last_use)",
+        "key=lambda node: node.last_use",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "what is loaded counts as used just now when a cache is restored",
+        LOADS,
+        "now if used else now - aged.idle",
+        "now",
+        IN_LOADS,
+    ),
+    Mutant(
+        "what a request loads is as old as before",
+        LOADS,
+        "now if used else now - aged.idle",
+        "now - aged.idle",
+        IN_LOADS,
+    ),
+    Mutant(
+        "time in a tier does not count against retention",
+        LOADS,
+        "aged = meta.aged(wall_now)",
+        "aged = meta",
+        IN_LOADS,
+    ),
+    Mutant(
+        "a forgone copy keeps its source",
+        MANAGER,
+        "        self.copied(copies)\n        border",
+        "        border",
+        IN_LOADS,
+    ),
+    Mutant(
+        "loaded blocks come after what was computed of a block",
+        MANAGER,
+        "or start != shared * self.block_size or",
+        "or",
+        IN_LOADS,
+    ),
+    Mutant(
+        "a preempted sequence's load counts as a hit of a tier",
+        MANAGER,
+        "+= 0 if sequence.resumed else end - start\n",
+        "+= end - start\n",
+        IN_LOADS,
+    ),
+    Mutant(
+        "a lease is not given back to the tree",
+        LEASES,
+        "        self._tree.unlock(lease.node)\n",
+        "",
+        IN_LEASES,
+    ),
+    Mutant(
+        "leases may hold everything",
+        LEASES,
+        "        if self.blocks > self._most:\n",
+        "        if self.blocks < 0:\n",
+        IN_LEASES,
+    ),
+    Mutant(
+        "a part of a prefix can be pinned",
+        CONTROL,
+        " if len(match.ids) == blocks else None\n",
+        "\n",
+        IN_LEASES,
+    ),
+    Mutant(
+        "forgetting takes what other prompts share",
+        FORGET,
+        "            own.clear()\n",
+        "            pass\n",
+        IN_FORGET,
+    ),
+    Mutant(
+        "forgetting a tenant goes by the whole namespace",
+        CONTROL,
+        "            if namespace.salt == salt:\n",
+        "            if namespace == (namespace.model, None, salt):\n",
+        IN_FORGET,
+    ),
+    Mutant(
+        "a forgotten tenant's tokens are remembered as evicted",
+        CONTROL,
+        "        self._ghosts.forget(salt)\n",
+        "",
+        IN_FORGET,
+    ),
+    Mutant(
+        "an explanation promises a whole prompt",
+        EXPLAIN,
+        "min(whole + match.partial_tokens, len(tokens) - 1)",
+        "whole + match.partial_tokens",
+        IN_EXPLAIN,
+    ),
+    Mutant(
+        "an explanation tells of other tenants unasked",
+        EXPLAIN,
+        " if others else None,\n",
+        ",\n",
+        IN_EXPLAIN,
+    ),
+    Mutant(
+        "a run is saved before the one that it continues",
+        IMAGE,
+        "            values[above] = max(values[above], values[index])\n",
+        "            pass\n",
+        IN_IMAGE,
+    ),
+    Mutant(
+        "the census forgets leases",
+        "engine/kv/census.py",
+        "    leases = Counter(lease.node for lease in pinned)\n",
+        "    leases: Counter[Node] = Counter()\n",
+        IN_LEASES,
+    ),
+)
+
+MUTANTS = KNOWN_FAULTS + MORE + TIERS

@@ -97,6 +97,28 @@ class _OtherVersion(_Faulty):
     api_version = (2, 0)
 
 
+class _Impartial(_Faulty):
+    """Knows no priorities."""
+
+    def on_candidate(self, entry: Entry, now: float) -> None:
+        priority, entry.priority = entry.priority, 0
+        super().on_candidate(entry, now)
+        entry.priority = priority
+
+
+class _Stubborn(_Faulty):
+    """Sticks to the priority that it saw first."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._first: dict[Entry, int] = {}
+
+    def on_candidate(self, entry: Entry, now: float) -> None:
+        priority, entry.priority = entry.priority, self._first.setdefault(entry, entry.priority)
+        super().on_candidate(entry, now)
+        entry.priority = priority
+
+
 class _Moody(_Faulty):
     """Its order depends on the addresses of objects in memory, here played by a counter that outlives the policy."""
 
@@ -124,6 +146,9 @@ class _Moody(_Faulty):
         (_LosesWhatItNamed, EvictionPolicyContract.test_goes_on_after_a_part_of_an_entry),
         (_NeverForgets, EvictionPolicyContract.test_remembers_no_more_the_longer_it_runs),
         (_OtherVersion, EvictionPolicyContract.test_is_written_for_this_version),
+        (_Impartial, EvictionPolicyContract.test_lower_priorities_go_first),
+        (_Impartial, EvictionPolicyContract.test_names_candidates_only_whatever_happens),
+        (_Stubborn, EvictionPolicyContract.test_a_changed_priority_counts),
         (_Moody, EvictionPolicyContract.test_the_same_events_give_the_same_victims),
     ],
 )

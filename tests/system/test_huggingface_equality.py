@@ -141,6 +141,7 @@ class Demo:
             self.checkpoint.model,
             name="smollm2",
             fingerprint=self.checkpoint.fingerprint,
+            identity=self.checkpoint.identity,
             eos_token_ids=self.checkpoint.eos_token_ids,
             vocab_limit=self.checkpoint.vocab_limit,
             device=CPU,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ....errors import ModelError
-from ..runner import Int32Array
+from ..runner import Int32Array, UInt8Array
+from .block_transfer import checked_payloads, make_transfer, require_room
 
 
 class LayerGeometry(NamedTuple):
@@ -58,6 +59,8 @@ class KVTensors:
             ]
         except RuntimeError as error:  # torch raises it, or its OutOfMemoryError, when an allocation fails
             raise ModelError(f"allocating {self._need()} failed: {error}") from error
+        parts = [part for pair in zip(self._keys, self._values, strict=True) for part in pair]
+        self._transfer = make_transfer(parts, device)
 
     def keys(self, layer: int) -> Tensor:
         """The layer's K itself, not a copy."""
@@ -87,6 +90,21 @@ class KVTensors:
         sources, destinations = ids[:, 0], ids[:, 1]
         for tensor in (*self._keys, *self._values):
             tensor.index_copy_(0, destinations, tensor.index_select(0, sources))
+
+    def export_blocks(self, blocks: Int32Array, out: UInt8Array) -> None:
+        """Copy whole blocks into the rows of ``out``, shape [n, bytes_per_block], for each layer K, then V.
+
+        :raises ModelError: for ids or a shape that do not fit; ``out`` was not touched then.
+        """
+        require_room(blocks, out, self.num_blocks, self.bytes_per_block)
+        self._transfer.read(blocks, out)
+
+    def import_blocks(self, blocks: Int32Array, payloads: Sequence[memoryview]) -> None:
+        """Fill whole blocks with what ``export_blocks`` wrote.
+
+        :raises ModelError: for ids or lengths that do not fit; nothing was changed then.
+        """
+        self._transfer.write(blocks, checked_payloads(blocks, payloads, self.num_blocks, self.bytes_per_block))
 
     def _require_memory(self, device: torch.device, available: int | None) -> None:
         free = available_memory(device) if available is None else available

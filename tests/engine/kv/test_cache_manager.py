@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from octavo.engine.kv import CacheManager, Namespace, Sequence, encode_tokens
-from octavo.engine.kv.prefix_tree import Node
+from octavo.engine.kv import CacheManager, Namespace, Retention, Sequence, encode_tokens
+from octavo.engine.kv.node import Node
 from octavo.engine.kv.sequence import State
 from octavo.errors import CacheMisuse, OutOfBlocks
 from octavo.policies.eviction import Lru
@@ -69,7 +69,7 @@ def _indexed(manager: CacheManager) -> Iterator[tuple[tuple[Namespace, bytes], i
     """(namespace, whole prefix) and block of every index entry."""
     size = manager.block_size * 4
     for node in manager.tree.nodes():
-        key = manager.tree.prefix(node)
+        key = b"".join(reversed([bytes(part.tokens) for part in manager.tree.path(node)]))
         first = len(key) // size - len(node.ids)
         for number, block in enumerate(node.ids):
             yield (node.namespace, key[: (first + number + 1) * size]), block
@@ -426,13 +426,14 @@ def test_measured_prefill_becomes_the_cost_of_the_entry() -> None:
     assert sequence.prefill_seconds == 0.0
 
 
-def test_priority_and_tenant_reach_the_policy() -> None:
+def test_retention_and_tenant_reach_the_policy() -> None:
     cache = Cache()
-    sequence = Sequence(9, encode_tokens([1] * 4), Namespace("w", salt="t"), block_size=4, priority=3)
+    retention = (Retention(0, None, priority=3, ttl=50),)
+    sequence = Sequence(9, encode_tokens([1] * 4), Namespace("w", salt="t"), block_size=4, retention=retention)
     cache.manager.admit(sequence)
     cache.compute(sequence, then=1)
     (node,) = cache.manager.tree.nodes()
-    assert (node.priority, node.tenant) == (3, "t")
+    assert (node.priority, node.expires, node.tenant) == (3, sequence.retained_since + 50, "t")
 
 
 # forks

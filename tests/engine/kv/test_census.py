@@ -8,13 +8,15 @@ import pytest
 
 from octavo.engine.kv import CacheManager, Namespace, Sequence, encode_tokens
 from octavo.engine.kv.census import Census
-from octavo.engine.kv.prefix_tree import Node
+from octavo.engine.kv.keep import Keep
+from octavo.engine.kv.names import names_of
+from octavo.engine.kv.node import Node
 from octavo.errors import CensusFailed
 from octavo.policies.eviction import Lru
 
 
 class Books:
-    """A cache with an idle branch, a running sequence, its fork, and a block in transfer."""
+    """A cache with an idle branch, a running sequence, its fork, a pinned prefix, and a block in transfer."""
 
     def __init__(self) -> None:
         self.manager = CacheManager(16, 4, Lru(16), clock=lambda: 0.0, on_fault=lambda *_: None)
@@ -27,6 +29,9 @@ class Books:
         self.manager.admit(self.running)
         self.manager.commit(self.running, 5, 1)
         self.child = self.manager.fork(self.running, 3)
+        lease = self.manager.pin(space, self.running.tokens[:4])
+        assert lease is not None
+        self.lease = lease
         gone = Sequence(4, encode_tokens([7]), space, block_size=4)
         self.manager.admit(gone)
         self.manager.pool.pin(gone.table.blocks[0])
@@ -63,9 +68,20 @@ FALSIFICATIONS: dict[str, Callable[[Books], object]] = {
     "is registered": lambda books: books.manager._sequences.update({9: _stranger()}),
     "of them shared": lambda books: setattr(books.running, "computed", 3),
     "of them shared ": lambda books: setattr(books.running, "computed", 11),
+    "wrong names": lambda books: _spoil_names(books.idle),
+    "is named and its parent is not": lambda books: books.idle.names.extend(bytes(32)),
+    "wrongly filed": lambda books: setattr(books.idle, "keep", Keep(1, 9.0)),
+    "nodes ends some time": lambda books: setattr(books.idle, "keep", Keep(1, 9.0)),
+    "was given back": lambda books: setattr(books.lease, "is_held", False),
+    "another number": lambda books: books.manager._leases.held.clear(),
     "a root without a use": lambda books: books.manager.tree._root(Namespace("nobody")),
     "does not add up": lambda books: books.manager.pool._pins.clear(),
 }
+
+
+def _spoil_names(node: Node) -> None:
+    names_of(node)
+    node.names[0] ^= 1
 
 
 def _clear_keys(node: Node | None) -> None:

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
 
-from octavo.engine.kv import CacheManager, EvictedRun, Namespace, Sequence, encode_tokens
+from octavo.engine.kv import CacheManager, EvictedRun, EvictionHook, Namespace, Retention, Sequence, encode_tokens
 from octavo.engine.kv.containment import ContainedPolicy
-from octavo.engine.kv.eviction import EvictionHook
-from octavo.engine.kv.ghosts import Ghosts
-from octavo.engine.kv.prefix_tree import Node
+from octavo.engine.kv.ghosts import Ghost, Ghosts
+from octavo.engine.kv.node import Node
 from octavo.errors import OutOfBlocks
 from octavo.policies.eviction import Entry, EvictionPolicy, Lru
+from octavo.storage.naming import name_after
 
 SPACE = Namespace("w")
 BLOCK = 4
@@ -34,8 +35,9 @@ class Stage:
             policy or Lru(blocks),
             clock=self.clock,
             on_fault=lambda where, error: self.faults.append(Fault(where, error)),
-            hook=hook,
         )
+        if hook is not None:
+            self.manager.watch(hook)
         self._ids = 0
 
     def clock(self) -> float:
@@ -59,6 +61,27 @@ class Stage:
         """Whole cached blocks of a prompt, without touching anything."""
         prompt = [*tokens, *[0] * (4 * BLOCK)]
         return len(self.manager.tree.match(SPACE, encode_tokens(prompt).tobytes(), len(prompt)).ids)
+
+
+class Hook:
+    """Keeps what it was told; raises ``error`` each time, if there is one."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.runs: list[EvictedRun] = []
+        self.gone: list[int] = []
+        self.look: Callable[[EvictedRun], None] = lambda _: None
+        self._error = error
+
+    def evicted(self, run: EvictedRun) -> None:
+        self.look(run)
+        self.runs.append(run)
+        if self._error is not None:
+            raise self._error
+
+    def dropped(self, blocks: array[int]) -> None:
+        self.gone += blocks
+        if self._error is not None:
+            raise self._error
 
 
 class Broken(Lru):
@@ -156,32 +179,53 @@ def test_the_background_tick_keeps_watermarks(low: int, high: int, freed: int) -
 
 
 def test_the_hook_sees_what_leaves_before_it_can_be_reused() -> None:
-    runs: list[EvictedRun] = []
-
-    def hook(run: EvictedRun) -> None:
+    def held(run: EvictedRun) -> None:
         assert all(not stage.manager.pool.block(block).is_free for block in run.blocks)
-        runs.append(run)
 
+    hook = Hook()
+    hook.look = held
     stage = Stage(4, hook=hook)
     stage.serve(1, 2, 3, 4, 5, blocks=3)
+    root = SPACE.shelf().namespace
+    first = name_after(root, encode_tokens([1, 2, 3, 4]).tobytes())
+    second = name_after(first, encode_tokens([5, 0, 0, 0]).tobytes())
+    third = name_after(second, encode_tokens([0, 0, 0, 0]).tobytes())
     stage.manager.evict(2)
-    assert [list(memoryview(part).cast("i")) for part in (runs[0].prefix, runs[0].tokens)] == [
-        [1, 2, 3, 4],
-        [5, 0, 0, 0, 0, 0, 0, 0],
-    ]
-    assert (runs[0].namespace, runs[0].blocks, runs[0].reason) == (SPACE, (1, 2), "call")
     stage.manager.evict(1)
-    assert (runs[1].prefix, runs[1].blocks) == (b"", (0,))
+    late, early = hook.runs
+    assert list(memoryview(late.tokens).cast("i")) == [5, 0, 0, 0, 0, 0, 0, 0]
+    assert (late.namespace, late.start, late.blocks, late.reason) == (SPACE, 4, (1, 2), "call")
+    assert (late.parent, late.names) == (first, (second, third))
+    assert (early.parent, early.names, early.start, early.blocks) == (root, (first,), 0, (0,))
+    assert stage.manager.census().free == 4, "evicted blocks are free at once"
 
 
-def test_blocks_that_the_hook_pins_are_in_transfer_and_others_go_in_their_place() -> None:
-    def hook(run: EvictedRun) -> None:
-        for block in run.blocks:
-            stage.manager.pool.pin(block)
+def test_nobody_pays_for_names_without_a_hook() -> None:
+    stage = Stage(8)
+    stage.serve(1, 2, 3, 4, 5, blocks=4)
+    stage.manager.evict(1)
+    assert [bytes(node.names) for node in stage.manager.tree.nodes()] == [b""]
 
-    stage = Stage(4, hook=hook)
+
+def test_the_hook_hears_of_blocks_whose_contents_are_bad() -> None:
+    hook = Hook()
+    stage = Stage(8, hook=hook)
+    bad = stage.admit([1] * 9)
+    stage.manager.commit(bad, 9, 1)
+    published = list(bad.table.blocks[:2])
+    names = stage.manager.discard(bad)
+    assert (hook.gone, hook.runs) == (published, [])
+    first = name_after(SPACE.shelf().namespace, encode_tokens([1] * 4).tobytes())
+    assert names == [first, name_after(first, encode_tokens([1] * 4).tobytes())]
+    assert stage.manager.stats().evictions == {"distrust": 2}
+
+
+def test_blocks_that_a_copy_reads_are_in_transfer_and_others_go_in_their_place() -> None:
+    stage = Stage(4)
     for first in (1, 2, 3, 4):
         stage.serve(first)
+    for block in range(4):
+        stage.manager.pool.pin(block)
     assert stage.manager.evict(2) == 0
     assert stage.manager.census().in_transfer == 4
     assert stage.manager.try_admit(Sequence(99, encode_tokens([9]), SPACE, block_size=BLOCK)) is None
@@ -191,15 +235,25 @@ def test_blocks_that_the_hook_pins_are_in_transfer_and_others_go_in_their_place(
 
 
 def test_a_raising_hook_costs_nothing_but_a_report() -> None:
-    def hook(run: EvictedRun) -> None:
-        raise OSError("disk full")
-
-    stage = Stage(1, hook=hook)
+    stage = Stage(1, hook=Hook(OSError("disk full")))
     stage.serve(1)
-    stage.admit([2])
-    assert [fault.where for fault in stage.faults] == ["eviction hook"]
-    assert (stage.manager.stats().hook_faults, stage.manager.stats().policy_faults) == (1, 0)
-    stage.manager.census()
+    stage.manager.finish(stage.admit([2]))
+    stage.serve(3)
+    stage.manager.forget(SPACE, encode_tokens([3]))
+    assert [fault.where for fault in stage.faults] == ["eviction hook"] * 2
+    assert (stage.manager.stats().hook_faults, stage.manager.stats().policy_faults) == (2, 0)
+    assert stage.manager.census().free == 1
+
+
+def test_the_stand_in_for_a_faulty_policy_respects_retention() -> None:
+    stage = Stage(4, Broken(4))
+    dear = Sequence(90, encode_tokens([7] * 5), SPACE, block_size=BLOCK, retention=(Retention(0, None, 1, None),))
+    stage.manager.admit(dear)
+    stage.manager.commit(dear, 5, 1)
+    stage.manager.finish(dear)
+    stage.serve(8)
+    stage.manager.evict(1)
+    assert (stage.cached(7, 7, 7, 7), stage.cached(8)) == (1, 0)
 
 
 def test_a_policy_that_raises_everywhere_is_contained() -> None:
@@ -305,13 +359,18 @@ def test_ghosts_are_bounded_and_forget_the_oldest() -> None:
     """GROWTH-01."""
     ghosts = Ghosts(bound=3)
     for depth in range(5):
-        ghosts.remember(SPACE, depth, b"x", float(depth))
+        ghosts.remember(SPACE, depth, b"x", Ghost(float(depth), "call", "Lru"))
     assert len(ghosts) == 3
     assert ghosts.recall(SPACE, 1, b"x", 9.0) is None
+    assert ghosts.peek(SPACE, 2, b"x") == Ghost(2.0, "call", "Lru")
     assert ghosts.recall(SPACE, 2, b"x", 9.0) == 7.0
     assert ghosts.recall(SPACE, 2, b"x", 9.0) is None
     assert ghosts.recall(Namespace("v"), 3, b"x", 9.0) is None
     assert (ghosts.hits, ghosts.gap_seconds) == (1, 7.0)
+    ghosts.forget("s")
+    assert len(ghosts) == 2
+    ghosts.forget(None)
+    assert len(ghosts) == 0
 
 
 def test_thousands_of_prompts_leave_nothing_behind() -> None:

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from octavo.engine.kv import Namespace, PrefixTree, encode_tokens
-from octavo.engine.kv.prefix_tree import Node, _agreeing_tokens
+from octavo.engine.kv.integrity import contradictions
+from octavo.engine.kv.keep import Keep
+from octavo.engine.kv.node import Node, Traits
+from octavo.engine.kv.prefix_tree import agreeing_tokens
 from octavo.errors import CacheMisuse
 from octavo.policies.eviction import Entry, EvictionPolicy
 
@@ -87,12 +90,12 @@ class Garden:
         if not rest:
             return node
         fresh = array("i", (next(self.ids) for _ in range(len(rest) // self.block_size)))
-        node, known = self.tree.publish(node, encode_tokens(rest).tobytes(), fresh, 0.0, 0)
+        node, known = self.tree.publish(node, encode_tokens(rest).tobytes(), fresh, Traits(0.0))
         assert not known
         return node
 
     def check(self, *leases: Node) -> None:
-        assert self.tree.contradictions(Counter(leases)) == []
+        assert contradictions(self.tree, Counter(leases)) == []
         assert self.listener.candidates == set(self.tree.candidates)
         assert self.listener.known == {node: len(node.ids) for node in self.tree.nodes()}
 
@@ -138,7 +141,7 @@ class TreeMachine(RuleBasedStateMachine):
         node, space, prefix = self.leases[number]
         whole = tokens[: len(tokens) // BLOCK * BLOCK]
         ids = array("i", (next(self.garden.ids) for _ in range(len(whole) // BLOCK)))
-        node, known = self.tree.publish(node, encode_tokens(whole).tobytes(), ids, 0.0, 0)
+        node, known = self.tree.publish(node, encode_tokens(whole).tobytes(), ids, Traits(0.0))
         for index, block in enumerate(ids):
             key = (space, prefix + tuple(whole[: (index + 1) * BLOCK]))
             if index < len(known):
@@ -168,7 +171,7 @@ class TreeMachine(RuleBasedStateMachine):
             number = data.draw(st.integers(1, len(node.ids)))
             space = node.namespace
             ids, tokens = self.tree.cut_tail(node, number)
-            text = tuple(memoryview(self.tree.prefix(node) + tokens).cast("i"))
+            text = tuple(memoryview(prefix_of(self.tree, node) + tokens).cast("i"))
             for back, block in enumerate(reversed(ids)):
                 assert self.blocks.pop((space, text[: len(text) - back * BLOCK])) == block
 
@@ -179,7 +182,12 @@ class TreeMachine(RuleBasedStateMachine):
         for node, space, prefix in self.leases:
             expected = [self.blocks[space, prefix[:end]] for end in range(BLOCK, len(prefix) + 1, BLOCK)]
             assert list(self.tree.path_ids(node)) == expected
-            assert self.tree.prefix(node) == encode_tokens(prefix).tobytes()
+            assert prefix_of(self.tree, node) == encode_tokens(prefix).tobytes()
+
+
+def prefix_of(tree: PrefixTree, node: Node) -> bytes:
+    """int32 tokens from the start of the prompt to the end of ``node``, also of one that is gone."""
+    return b"".join(reversed([bytes(part.tokens) for part in tree.path(node)]))
 
 
 def _common(one: tuple[int, ...], other: list[int]) -> int:
@@ -320,7 +328,8 @@ def test_a_split_hands_the_statistics_on() -> None:
     garden = Garden()
     node = garden.plant(list(range(12)))
     garden.tree.count_hit(node)
-    node.priority, node.recompute_seconds, node.tenant, node.expires = 4, 0.5, "t", 9.0
+    node.recompute_seconds, node.tenant = 0.5, "t"
+    garden.tree.set_keep(node, Keep(4, 9.0))
     node.reload_seconds, node.reload_tier = 0.25, "host"
     upper, _ = garden.lease(list(range(6)))
     for name in (field.name for field in fields(Entry) if field.name not in ("blocks", "depth")):
@@ -373,7 +382,7 @@ def test_another_namespace_finds_nothing() -> None:
     ],
 )
 def test_agreement_is_in_whole_tokens(block: list[int], rest: list[int], expected: int) -> None:
-    assert _agreeing_tokens(encode_tokens(block).tobytes(), encode_tokens(rest).tobytes()) == expected
+    assert agreeing_tokens(encode_tokens(block).tobytes(), encode_tokens(rest).tobytes()) == expected
 
 
 def test_tree_under_random_use() -> None:

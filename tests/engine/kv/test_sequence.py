@@ -54,12 +54,12 @@ def test_malformed_parts_are_refused_and_never_read_as_none(malformed: object) -
         Namespace("w", salt=malformed).checked()  # type: ignore[arg-type]  # the malformed input that is tested
     with pytest.raises(InvalidRequest, match="adapter"):
         Namespace("w", adapter=malformed).checked()  # type: ignore[arg-type]  # the same
-    with pytest.raises(InvalidRequest, match="fingerprint"):
+    with pytest.raises(InvalidRequest, match="identity"):
         Namespace(malformed).checked()  # type: ignore[arg-type]  # the same
 
 
 def test_a_namespace_needs_a_model() -> None:
-    with pytest.raises(InvalidRequest, match="fingerprint"):
+    with pytest.raises(InvalidRequest, match="identity"):
         Namespace("").checked()
     space = Namespace("w", adapter="", salt="s")
     assert space.checked() is space

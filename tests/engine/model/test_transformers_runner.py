@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from octavo.engine.model import transformers_runner
 from octavo.engine.model.attention.forward_context import ATTENTION_NAME
+from octavo.engine.model.attention.kv_tensors import LayerGeometry
 from octavo.engine.model.runner import (
     Int32Array,
     Int64Array,
@@ -24,7 +25,7 @@ from octavo.engine.model.runner import (
 )
 from octavo.engine.model.transformers_runner import TransformersRunner
 from octavo.engine.request import SamplingParams
-from octavo.errors import ModelError, UnsupportedModel
+from octavo.errors import DeviceOutOfMemory, ModelError, UnsupportedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -172,6 +173,7 @@ def make_runner(
         model,
         name="tiny",
         fingerprint="f",
+        identity={"weights": "w"},
         eos_token_ids=frozenset({2}),
         vocab_limit=vocab_limit,
         device=CPU,
@@ -556,6 +558,7 @@ def test_timings_come_from_the_clock_that_was_given() -> None:
         build("llama"),
         name="tiny",
         fingerprint="f",
+        identity={"weights": "w"},
         eos_token_ids=frozenset(),
         vocab_limit=None,
         device=CPU,
@@ -604,3 +607,114 @@ def test_real_sampler_never_draws_an_id_beyond_the_tokenizer() -> None:
     ids = [out.rows[0].sampled[0].token_id for out in drawn]
     assert ids == [int(loud.argmax()), int(loud[:80].argmax())]
     assert ids[0] >= 80 or ids[0] == ids[1]
+
+
+def payloads(driver: Driver, sequence: int, count: int) -> list[memoryview]:
+    """The first ``count`` blocks of a sequence in host memory, as records have them: behind headers."""
+    size = driver.runner.info.bytes_per_block
+    rows = np.zeros((count, size + 64), dtype=np.uint8)[:, 64:]
+    driver.runner.export_blocks(np.array(driver.tables[sequence][:count], dtype=np.int32), rows)
+    return [memoryview(row) for row in rows]
+
+
+def adopt(driver: Driver, tokens: Sequence[int], blocks: Sequence[memoryview]) -> int:
+    """A sequence whose first blocks come from elsewhere."""
+    sequence = driver.add(tokens)
+    driver.tables[sequence] = [driver.free.pop() for _ in blocks]
+    driver.runner.import_blocks(np.array(driver.tables[sequence], dtype=np.int32), blocks)
+    return sequence
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3", "gpt_oss"])
+def test_attention_over_imported_blocks_gives_the_very_same_logits(family: str, dtype: torch.dtype) -> None:
+    driver = Driver(make_runner(build(family, FAMILIES[family], dtype), dtype=dtype))
+    tokens = prompt(30)
+    driver.add(tokens)
+    driver.step([(0, 0, 20)])
+    blocks = payloads(driver, 0, 5)
+    expected = driver.step([(0, 20, 10)])[0]
+    assert torch.equal(driver.step([(adopt(driver, tokens, blocks), 20, 10)])[0], expected)
+    assert torch.equal(driver.step([(0, 20, 10)])[0], expected), "the export has changed nothing"
+
+
+def test_logits_follow_from_each_imported_block() -> None:
+    driver = Driver(make_runner(build("llama")))
+    tokens = prompt(24)
+    driver.add(tokens)
+    driver.step([(0, 0, 20)])
+    blocks = payloads(driver, 0, 5)
+    right = driver.step([(0, 20, 4)])[0]
+    for wrong in range(5):
+        swapped = [*blocks[:wrong], blocks[(wrong + 1) % 5], *blocks[wrong + 1 :]]
+        assert not torch.equal(driver.step([(adopt(driver, tokens, swapped), 20, 4)])[0], right)
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_greedy_decoding_goes_on_in_a_fresh_runner_as_if_nothing_had_happened(family: str) -> None:
+    model = build(family, FAMILIES[family])
+    tokens = prompt(21)
+    expected = eager_greedy(model, tokens, 12)
+    first = Driver(model)
+    first.add(tokens)
+    first.step([(0, 0, 21)])
+    blocks = payloads(first, 0, 5)
+    first.runner.close()
+    second = Driver(make_runner(build(family, FAMILIES[family])))
+    second.free.reverse()
+    sequence = adopt(second, tokens, blocks)
+    for _ in range(12):
+        done = len(second.tokens[sequence])
+        start = 20 if done == 21 else done - 1
+        second.tokens[sequence].append(int(second.step([(sequence, start, done - start)])[0][-1].argmax()))
+    assert second.tokens[sequence][21:] == expected
+    assert set(first.tables[0][:5]) != set(second.tables[sequence][:5])
+
+
+def test_blocks_move_only_while_there_is_a_cache() -> None:
+    runner = make_runner(build("llama"))
+    none, one = np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int32)
+    for close in (False, True):
+        if close:
+            runner.allocate(2, 4)
+            runner.close()
+        for blocks in (none, one):
+            with pytest.raises(ModelError, match="no cache"):
+                runner.export_blocks(blocks, np.zeros((len(blocks), 0), dtype=np.uint8))
+            with pytest.raises(ModelError, match="no cache"):
+                runner.import_blocks(blocks, [memoryview(b"")] * len(blocks))
+
+
+def test_a_transfer_without_memory_is_named_and_the_runner_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(make_runner(build("llama")))
+    driver.add(prompt(9))
+    before = driver.step([(0, 0, 8)])[0]
+    blocks = payloads(driver, 0, 2)
+    ids = np.array([5, 6], dtype=np.int32)
+
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        for direction in ("read", "write"):
+            patch.setattr(f"octavo.engine.model.attention.block_transfer.HostTransfer.{direction}", exhausted)
+        with pytest.raises(DeviceOutOfMemory, match="exporting 2 blocks"):
+            payloads(driver, 0, 2)
+        with pytest.raises(DeviceOutOfMemory, match="importing 2 blocks"):
+            driver.runner.import_blocks(ids, blocks)
+    assert payloads(driver, 0, 2) == blocks
+    assert torch.equal(driver.step([(0, 0, 8)])[0], before)
+
+
+def test_the_identity_has_what_the_checkpoint_says_and_what_the_runner_knows() -> None:
+    plain = {"weights": "w", "dtype": "float32", "geometry": "2 layers x 2 kv heads x (K 12 + V 12)"}
+    assert make_runner(build("llama")).info.identity == plain
+    assert make_runner(build("llama", dtype=torch.float16), dtype=torch.float16).info.identity["dtype"] == "float16"
+    deep = make_runner(build("deepseek_v3", FAMILIES["deepseek_v3"]))
+    assert deep.info.identity["geometry"] == "2 layers x 4 kv heads x (K 16 + V 12)"
+
+
+def test_the_geometry_tells_layers_apart_that_only_differ_in_order() -> None:
+    wide, narrow = LayerGeometry(2, 8, 8), LayerGeometry(2, 8, 4)
+    lists = ((wide, narrow, narrow), (narrow, wide, narrow), (narrow, narrow, wide), (wide, wide, narrow))
+    assert len({transformers_runner._geometry(layers) for layers in lists}) == 4

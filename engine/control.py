@@ -1,0 +1,172 @@
+"""Control: what an operator does to the cache. Pin and keep, evict and erase, explain, snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import anyio.to_thread
+
+from ..errors import InvalidRequest, StorageError
+from ..storage.base import PersistenceBackend, TierGeometry
+from ..storage.naming import Namespace, Shelf, names_after, tenant_digest
+from .explanation import Explanation, explained
+from .kv import CacheManager, encode_tokens
+from .loop import StepLoop
+from .pins import NOT_HELD, Pin, Pins
+from .snapshotting import Prefix, SnapshotReport, Snapshots
+from .tiering import Tiering
+
+
+class Evicted(NamedTuple):
+    """What was given up."""
+
+    device_blocks: int
+    tier_blocks: int
+
+
+class Control:
+    """The operator's calls, for one engine. Each takes effect at one step edge; what is in tiers follows."""
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        loop: StepLoop,
+        tiering: Tiering,
+        snapshots: Snapshots,
+        pins: Pins,
+        backend: PersistenceBackend,
+        geometry: TierGeometry,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._loop = loop
+        self._tiering = tiering
+        self._snapshots = snapshots
+        self._pins = pins
+        self._backend = backend
+        self._geometry = geometry
+        self._clock = clock
+
+    async def try_pin(self, namespace: Namespace, ids: Sequence[int], ttl: float | None) -> Pin | None:
+        """Keep the whole blocks of a prefix on the device; ``None`` when they are not all there.
+
+        :raises OutOfBlocks: when too much of the pool would be pinned.
+        """
+        tokens = encode_tokens(ids)
+
+        def pin() -> Pin | None:
+            lease = self._cache.pin(namespace, tokens)
+            return None if lease is None else self._pins.add(lease, self._until(ttl))
+
+        return await self._loop.at_edge(pin)
+
+    async def keep(self, namespace: Namespace, ids: Sequence[int], ttl: float | None, priority: int) -> Pin | None:
+        """Give the blocks of a prefix a retention priority; ``None`` when they are not all on the device."""
+        tokens = encode_tokens(ids)
+        whole = len(tokens) // self._cache.block_size * self._cache.block_size
+
+        def keep() -> Pin | None:
+            until = self._until(ttl)
+            kept = self._cache.keep(namespace, tokens, priority, until)
+            return Pin(NOT_HELD, whole, until, namespace.salt) if kept == whole else None
+
+        return await self._loop.at_edge(keep)
+
+    async def unpin(self, pin: Pin) -> bool:
+        """False when it had gone already."""
+        return await self._loop.at_edge(lambda: self._pins.release(pin.pin_id))
+
+    async def evict(self, namespace: Namespace, ids: Sequence[int], *, tiers: bool) -> Evicted:
+        """Give up a prefix and everything that goes on from it. What a request or a pin holds stays."""
+        tokens, shelf = encode_tokens(ids), namespace.shelf()
+
+        def forget() -> tuple[list[bytes], int]:
+            before = self._cache.tree.blocks
+            return self._cache.forget(namespace, tokens), before - self._cache.tree.blocks
+
+        dropped, blocks = await self._loop.at_edge(forget)
+        if not tiers:
+            return Evicted(blocks, 0)
+        names = names_after(shelf.namespace, tokens.tobytes(), self._cache.block_size)
+        below = names[-1] if names else shelf.namespace
+        wanted = dict.fromkeys([*dropped, *names[-1:], *await self._names_below(shelf, below)])
+        return Evicted(blocks, await self._tiering.manager.forget(shelf, list(wanted)))
+
+    async def erase(self, tenant: str | None, snapshots: Sequence[str]) -> int:
+        """Abort the requests of a tenant and forget all its blocks, here, in all tiers, and in ``snapshots``; returns
+        how many stored blocks there were.
+
+        :raises StorageError: when a snapshot cannot be rewritten.
+        """
+        for group in list(self._loop.groups.values()):
+            if group.namespace.salt == tenant:
+                self._loop.abort(group)
+        digest = tenant_digest(tenant)
+
+        def forget() -> int:
+            self._pins.release_tenant(tenant)
+            blocks = self._cache.forget_tenant(tenant)
+            self._tiering.exports.withdraw(lambda export: export.shelf.tenant == digest)
+            return blocks
+
+        erased = await self._loop.at_edge(forget)
+        erased += await self._tiering.manager.erase(digest)
+        for location in snapshots:
+            erased += await self._backend.erase(location, digest)
+        return erased
+
+    async def explain(self, namespace: Namespace, ids: Sequence[int], *, others: bool) -> Explanation:
+        """What a request with these tokens would find, and why not more."""
+        tokens, shelf, size = encode_tokens(ids), namespace.shelf(), self._cache.block_size
+        device = await self._loop.at_edge(lambda: self._cache.explain(namespace, tokens, others=others))
+        names = await anyio.to_thread.run_sync(names_after, shelf.namespace, tokens[:-1].tobytes(), size)
+        missing = len(names) if device.missing_from is None else device.missing_from // size
+        manager = self._tiering.manager
+        await manager.ask(shelf, names[missing:])
+        coverage = manager.peek(shelf, names[missing:])
+        return explained(len(ids), device, [manager.names[index] for index in coverage.tiers], size)
+
+    async def snapshot(
+        self, location: str, *, within: tuple[Namespace, Sequence[int]] | None, tiers: bool
+    ) -> SnapshotReport:
+        """Write the cache, or one prefix of it, to ``location``.
+
+        :raises StorageError: when it cannot be written; what was there before is untouched then.
+        """
+        if not self._geometry.identity.payload_bytes:
+            raise StorageError("this runner does not say how many bytes a block has; it cannot be stored")
+        path = None if within is None else Prefix(within[0], encode_tokens(within[1]).tobytes())
+        sink = await self._backend.begin(location, self._geometry)
+        return await self._snapshots.write(sink, location, within=path, tiers=tiers)
+
+    async def take_in(self, location: str) -> int:
+        """Copy the blocks of a snapshot into the tiers; returns how many they took.
+
+        :raises FingerprintMismatch: when it belongs to another model, geometry or format.
+        :raises StorageError: when it cannot be read.
+        :raises InvalidRequest: when there is no tier to take them.
+        """
+        manager = self._tiering.manager
+        if not manager.names:
+            raise InvalidRequest("importing needs a tier to put the blocks in: EngineConfig(tiers=...)")
+        snapshot = await self._backend.open(location, self._geometry)
+        try:
+            return await self._snapshots.take_in(snapshot)
+        finally:
+            await snapshot.close()
+
+    async def _names_below(self, shelf: Shelf, parent: bytes) -> list[bytes]:
+        """Names of all blocks after ``parent`` that local tiers know of."""
+        found: list[bytes] = []
+        ahead = [parent]
+        while ahead:
+            children = await self._tiering.manager.children(shelf, ahead.pop())
+            names = [child.head.name for child in children]
+            found += names
+            ahead += names
+        return found
+
+    def _until(self, ttl: float | None) -> float | None:
+        return None if ttl is None else self._clock() + ttl

@@ -1,0 +1,187 @@
+"""CacheControl: what can be done with the cache as a whole, beside running sequences on it. Pin, keep, forget, explain,
+copy out. The upper half of :class:`~octavo.engine.kv.cache_manager.CacheManager`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+
+from ...errors import InvalidRequest
+from ...policies.eviction.base import EvictionPolicy
+from ...storage.naming import BlockName, Namespace
+from .block_pool import BlockPool
+from .containment import ContainedPolicy
+from .eviction import EvictionHook, Evictor
+from .explain import DeviceExplanation, explain
+from .forget import region
+from .ghosts import Ghosts
+from .image import ImageRun, take_image
+from .keep import PLAIN, Keep
+from .leases import Lease, Leases
+from .names import names_of
+from .node import Node
+from .prefix_tree import PrefixTree
+from .retention import Span, raise_path
+from .runs import CachedRun, runs_above
+from .stats import CacheCounts, CacheStats
+
+
+class CacheControl:
+    """Owns pool, tree, policy and the books about them."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        policy: EvictionPolicy,
+        *,
+        clock: Callable[[], float],
+        on_fault: Callable[[str, BaseException | str], None],
+    ) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks, block_size)
+        self.policy = ContainedPolicy(policy, on_fault)
+        self.tree = PrefixTree(block_size, self.policy, clock)
+        self._clock = clock
+        self._ghosts = Ghosts(bound=num_blocks)
+        self._evictor = Evictor(self.pool, self.tree, self.policy, clock=clock, ghosts=self._ghosts)
+        self._counts = CacheCounts()
+        self._leases = Leases(self.tree, most_blocks=num_blocks // 2)
+
+    def watch(self, hook: EvictionHook) -> None:
+        """From now on ``hook`` hears of every block that leaves the cache; there is one at most."""
+        self._evictor.hook = hook
+
+    # room
+
+    @property
+    def available(self) -> int:
+        """Blocks that are free or can be made so by eviction."""
+        return self.pool.free + self.tree.idle_blocks
+
+    def evict(self, count: int) -> int:
+        """Evict cached blocks until ``count`` came free or none is left; returns how many did."""
+        return self._evictor.evict(count, "call")
+
+    def maybe_evict(self, low: int, high: int) -> int:
+        """The background tick: when less than ``low`` blocks are free, evict until ``high`` are."""
+        if self.pool.free >= low:
+            return 0
+        return self._evictor.evict(high - self.pool.free, "watermark")
+
+    # keeping
+
+    @property
+    def pinned_blocks(self) -> int:
+        """Blocks that leases hold; one that several hold counts once. At most half of the pool."""
+        return self._leases.blocks
+
+    def pin(self, namespace: Namespace, tokens: array[int]) -> Lease | None:
+        """Hold the whole blocks of a prefix until ``unpin``; ``None``: not all of them are cached.
+
+        :raises InvalidRequest: for a prefix that is shorter than a block.
+        :raises OutOfBlocks: when leases would hold more than half of the pool.
+        """
+        blocks = len(tokens) // self.block_size
+        if not blocks:
+            raise InvalidRequest(f"a prefix must have at least {self.block_size} tokens, a block, to be pinned")
+        match = self.tree.match(namespace, tokens.tobytes(), len(tokens))
+        return self._leases.take(namespace, match) if len(match.ids) == blocks else None
+
+    def unpin(self, lease: Lease) -> None:
+        """Give a lease back.
+
+        :raises CacheMisuse: when it was given back before, or belongs to another cache.
+        """
+        self._leases.give_back(lease)
+
+    def keep(self, namespace: Namespace, tokens: array[int], priority: int, expires: float | None) -> int:
+        """Raise the retention priority of what is cached of a prefix until ``expires`` (monotonic clock; ``None``: for
+        good); returns how many tokens that covers. Blocks that are dearer stay so.
+        """
+        match = self.tree.match(namespace, tokens.tobytes(), len(tokens))
+        keep = Keep.until(priority, expires, self._clock())
+        if match.ids and keep is not PLAIN:
+            node = self.tree.lock_match(namespace, match)
+            raise_path(self.tree, node, Span(0, len(match.ids), keep))
+            self.tree.unlock(node)
+        return len(match.ids) * self.block_size
+
+    def expire(self, now: float) -> int:
+        """Let all retention end whose time has come; returns how many blocks are concerned. O(1) when none is."""
+        return self.tree.expire(now)
+
+    # forgetting
+
+    def forget(self, namespace: Namespace, tokens: array[int]) -> list[BlockName]:
+        """Drop every block of a prefix, and of what continues it, that nobody holds. What other prompts share stays;
+        an empty prefix stands for all of the namespace.
+
+        Returns the names of these blocks, parents first, the held ones included: tiers may have copies of either.
+        """
+        return self._forget(region(self.tree, namespace, tokens.tobytes()))
+
+    def forget_tenant(self, salt: str | None) -> int:
+        """Drop every block of a tenant that nobody holds, whatever the model or adapter; returns how many."""
+        before = self.tree.blocks
+        for namespace in self.tree.namespaces():
+            if namespace.salt == salt:
+                self._forget(region(self.tree, namespace, b""))
+        self._ghosts.forget(salt)
+        return before - self.tree.blocks
+
+    # looking
+
+    def stats(self) -> CacheStats:
+        """A snapshot; O(1)."""
+        counts = self._counts
+        return CacheStats(
+            allocations=self.pool.allocations,
+            evictions=dict(self._evictor.evicted),
+            prefix_hits=counts.prefix_hits,
+            prefix_hit_tokens=counts.prefix_hit_tokens,
+            prefix_query_tokens=counts.prefix_query_tokens,
+            tier_hit_tokens=counts.tier_hit_tokens,
+            resume_hit_tokens=counts.resume_hit_tokens,
+            loaded_blocks=counts.loaded_blocks,
+            loaded_tokens=counts.loaded_tokens,
+            cow_forks=counts.cow_forks,
+            partial_copies=counts.partial_copies,
+            duplicates_freed=counts.duplicates_freed,
+            evicted_then_wanted=self._ghosts.hits,
+            evicted_then_wanted_seconds=self._ghosts.gap_seconds,
+            policy_faults=self.policy.faults,
+            hook_faults=self._evictor.hook_faults,
+            free=self.pool.free,
+            idle=self.tree.idle_blocks,
+            pinned=self._leases.blocks,
+            total=self.pool.num_blocks,
+        )
+
+    def explain(self, namespace: Namespace, tokens: array[int], *, others: bool = False) -> DeviceExplanation:
+        """What an admission would find on the device, and why not more. Changes nothing. ``others``: also whether
+        another tenant, adapter or model has more of it, which is not for the ears of tenants.
+
+        :raises InvalidRequest: for an empty prompt.
+        """
+        if not tokens:
+            raise InvalidRequest("the prompt is empty; at least one token is needed")
+        return explain(self.tree, self._ghosts, namespace, tokens, now=self._clock(), others=others)
+
+    def image(self, wall_now: float) -> list[ImageRun]:
+        """Everything in the tree, parents before children. O(tree). ``wall_now``: seconds since the epoch."""
+        return take_image(self.tree, self._clock(), wall_now)
+
+    def runs_above(self, node: Node) -> Iterator[CachedRun]:
+        """The cached path that ends at ``node``, an edge at a time, from there up. Valid until the tree changes."""
+        return runs_above(self.tree, node)
+
+    # inside
+
+    def _forget(self, nodes: list[Node]) -> list[BlockName]:
+        names = [name for node in nodes for name in names_of(node)]
+        for node in reversed(nodes):
+            if node in self.tree.candidates:
+                self._evictor.drop(node, "forget")
+        return names

@@ -1,0 +1,68 @@
+"""Node: one edge of the prefix tree, and Traits: what a run of blocks brings along when it becomes one."""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+from ...policies.eviction.base import Entry
+from ...storage.naming import Namespace
+from .keep import PLAIN, Keep
+
+
+class Traits(NamedTuple):
+    """Statistics of a run that enters the tree."""
+
+    recompute_seconds: float
+    """Measured, for one block; 0: not measured."""
+    keep: Keep = PLAIN
+    hits: int = 0
+    last_use: float | None = None
+    """``None``: it was computed just now."""
+    reload_tier: str | None = None
+    reload_seconds: float | None = None
+
+
+class Node(Entry):
+    """One edge of the tree and the branching at its end.
+
+    What it inherits is shown to policies and never relied on: a policy that writes there spoils its own view only.
+    """
+
+    __slots__ = ("children", "end", "ids", "keep", "keys", "locks", "names", "namespace", "parent", "tokens")
+
+    def __init__(
+        self, namespace: Namespace, parent: Node | None, tokens: bytearray, ids: array[int], now: float
+    ) -> None:
+        super().__init__(len(ids), 0, now, now)
+        self.namespace = namespace
+        self.parent = parent
+        self.tokens = tokens
+        self.ids = ids
+        self.children: dict[bytes, Node] = {}  # first block's tokens -> child
+        self.keys: list[bytes] = []  # the keys of ``children``, sorted: the nearest relative of any block in O(log n)
+        self.locks = 0
+        self.end = 0  # tokens from the start of the prompt to the end of the edge
+        self.keep = PLAIN
+        self.names = bytearray()  # of its first blocks, as far as anybody asked; of a root: what its children follow
+
+    def show(self) -> None:
+        """Bring what policies see up to date."""
+        self.blocks, self.depth = len(self.ids), self.end
+
+    def show_keep(self, keep: Keep) -> None:
+        """Take ``keep`` and let policies see it."""
+        self.keep = keep
+        self.priority, self.expires = keep
+
+    def takes(self, traits: Traits) -> bool:
+        """Whether a run with these traits may lengthen this edge: retention and tier are the same all along it."""
+        same_keep = self.keep is traits.keep or self.keep.agrees(traits.keep)
+        return same_keep and self.reload_tier == traits.reload_tier
+
+    def merge(self, traits: Traits) -> None:
+        """Note the uses of blocks that were here already, or come to this edge, under ``traits``."""
+        self.hits = max(self.hits, traits.hits)
+        if traits.last_use is not None:
+            self.last_use = max(self.last_use, traits.last_use)
+            self.reload_tier, self.reload_seconds = traits.reload_tier, traits.reload_seconds

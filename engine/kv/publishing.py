@@ -1,0 +1,119 @@
+"""Publisher: hands full blocks of sequences to the prefix tree, with what is known of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+from ...errors import CacheMisuse
+from ...storage.base import Meta
+from .block_pool import BlockPool
+from .cost import CostModel
+from .in_flight import InFlight
+from .keep import PLAIN
+from .loads import Run, TierCost, arrivals, runs
+from .node import Node, Traits
+from .prefix_tree import PrefixTree
+from .retention import Span, raise_path, spans
+from .sequence import Sequence
+from .stats import CacheCounts
+
+
+class Publisher:
+    """Used by the cache manager alone."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        tree: PrefixTree,
+        in_flight: InFlight,
+        cost: CostModel,
+        counts: CacheCounts,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._tree = tree
+        self._in_flight = in_flight
+        self._cost = cost
+        self._counts = counts
+        self._clock = clock
+        self._plain = Traits(0.0)  # of what was computed and nobody wants to be kept otherwise
+
+    def publish(self, sequence: Sequence) -> None:
+        """Hand over what ``sequence`` has computed since the last time; where the tree has it already, use the tree's.
+
+        :raises CacheMisuse: when the sequence has no place in the tree.
+        """
+        table = sequence.table
+        shared, full = table.shared, sequence.computed // table.block_size
+        seconds = self._block_seconds(sequence, full * table.block_size, full - shared)
+        if seconds != self._plain.recompute_seconds:  # which changes with measurements only
+            self._plain = Traits(seconds)
+        if not sequence.retention:
+            self._hand_over(sequence, full, self._plain)
+            return
+        wishes = self._spans(sequence, shared, full)
+        parts = [Run(s.stop - s.start, self._plain._replace(keep=s.keep)) for s in wishes]
+        self._hand_over(sequence, full, parts[0].traits, parts)
+
+    def publish_loaded(
+        self, sequence: Sequence, metas: SequenceOf[Meta], source: TierCost, *, wall_now: float, used: bool
+    ) -> None:
+        """The same for blocks that came from a tier with ``metas``."""
+        shared, full = sequence.table.shared, sequence.computed // sequence.table.block_size
+        arrived = arrivals(metas, now=self._clock(), wall_now=wall_now, used=used)
+        parts = list(runs(arrived, source, self._cost.seconds(sequence.computed)))
+        self._hand_over(sequence, full, parts[0].traits, parts)
+        self.retain(sequence, shared)
+
+    def retain(self, sequence: Sequence, first: int) -> None:
+        """Keep the shared blocks of ``sequence`` from number ``first`` on at least as it wants."""
+        if not sequence.retention or sequence.node is None:
+            return
+        for span in self._spans(sequence, first, sequence.table.shared):
+            if span.keep is not PLAIN:
+                raise_path(self._tree, sequence.node, span)
+
+    def _hand_over(self, sequence: Sequence, full: int, traits: Traits, parts: SequenceOf[Run] = ()) -> None:
+        """Publish the blocks up to number ``full``, with ``traits``, or in ``parts`` when there are several."""
+        table, node, size = sequence.table, sequence.node, sequence.table.block_size
+        if node is None:
+            raise CacheMisuse(f"sequence {sequence.seq_id} has no place in the tree")
+        shared = table.shared
+        own = table.blocks[shared:full]
+        tokens = memoryview(sequence.tokens)[shared * size : full * size].tobytes()
+        if len(parts) <= 1:
+            sequence.node, known = self._tree.publish(node, tokens, own, traits)
+        else:
+            sequence.node, known = self._publish_parts(node, tokens, own, parts)
+        if known:
+            self._pool.release(own[: len(known)])
+            table.blocks[shared : shared + len(known)] = known
+            self._counts.duplicates_freed += len(known)
+        table.shared = full
+        sequence.publish_at = (full + 1) * size
+        if sequence.in_flight_key is not None:
+            self._in_flight.watch(sequence)
+
+    def _publish_parts(
+        self, node: Node, tokens: bytes, ids: array[int], parts: SequenceOf[Run]
+    ) -> tuple[Node, array[int]]:
+        """As ``PrefixTree.publish``, part by part. What the tree has already comes before what it has not."""
+        known = array("i")
+        size, at = len(tokens) // len(ids), 0
+        for part in parts:
+            end = at + part.blocks
+            node, found = self._tree.publish(node, tokens[at * size : end * size], ids[at:end], part.traits)
+            known += found
+            at = end
+        return node, known
+
+    def _spans(self, sequence: Sequence, first: int, stop: int) -> list[Span]:
+        return spans(sequence.retention, first, stop, sequence.table.block_size, sequence.retained_since)
+
+    def _block_seconds(self, sequence: Sequence, depth: int, blocks: int) -> float:
+        if sequence.prefill_seconds > 0:
+            self._cost.observe(depth, blocks, sequence.prefill_seconds)
+            sequence.prefill_seconds = 0.0
+        return self._cost.seconds(depth)

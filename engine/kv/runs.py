@@ -1,0 +1,51 @@
+"""Runs: stretches of cached blocks with the names under which tiers know them, for those who copy or move them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+from ...policies.eviction.base import Entry
+from ...storage.naming import BlockName, Namespace
+from .names import names_of, parent_name
+from .node import Node
+from .prefix_tree import PrefixTree
+
+
+class CachedRun(NamedTuple):
+    """Neighbouring blocks of one edge, as they were at one moment."""
+
+    namespace: Namespace
+    start: int
+    """Tokens of the prompt before the run."""
+    parent: BlockName
+    """Name of the block before the run; for the first one, that of the shelf."""
+    names: tuple[BlockName, ...]
+    tokens: bytes
+    """int32 tokens of the run."""
+    blocks: tuple[int, ...]
+    entry: Entry
+    """Statistics of the edge."""
+    reason: str = ""
+    """Why the run leaves the cache: ``allocate``, ``watermark`` or ``call``; empty while it stays."""
+
+
+EvictedRun: TypeAlias = CachedRun
+"""One that is about to leave."""
+
+
+def tail_run(node: Node, count: int, reason: str = "") -> CachedRun:
+    """The last ``count`` blocks of ``node``, which is no root. O(count), and once the naming of its path."""
+    first = len(node.ids) - count
+    block_bytes = len(node.tokens) // len(node.ids)
+    above = node.end if node.parent is None else node.parent.end
+    start = node.end - (node.end - above) // len(node.ids) * count
+    parent, *names = names_of(node, first - 1) if first else (parent_name(node), *names_of(node))
+    tokens = bytes(node.tokens[first * block_bytes :])
+    return CachedRun(node.namespace, start, parent, tuple(names), tokens, tuple(node.ids[first:]), node, reason)
+
+
+def runs_above(tree: PrefixTree, node: Node) -> Iterator[CachedRun]:
+    """The path that ends at ``node``, an edge at a time, from there up to the root."""
+    for part in tree.path(node):
+        yield tail_run(part, len(part.ids))

@@ -1,0 +1,210 @@
+"""Snapshots: one consistent image of the cache, written beside the running loop.
+
+The image is taken at one step edge: which blocks are cached, and what policies know of them. Their contents cannot
+change while they are cached, and are copied out a few at a time; one that is evicted meanwhile is copied before it can
+be overwritten. So what gets into the snapshot is what the cache held at that one moment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from ..storage.base import Record, SnapshotSink, Tier
+from ..storage.naming import BlockName, Namespace, Shelf, names_after
+from ..storage.record import RecordCodec
+from ..storage.settings import ManagerSettings
+from ..storage.tier_manager import Batch, Loaded, Mounted, Outgoing, TierManager
+from .exports import Export, Exports, heads_of
+from .kv import CacheManager
+from .surroundings import Surroundings
+
+POLL = 0.005
+"""Seconds between two looks for what has been exported."""
+WAITING_BATCHES = 4
+"""Batches that may wait to be written; more are not exported meanwhile."""
+
+T = TypeVar("T")
+Give = Callable[[Batch], Awaitable[None]]
+
+
+class AtEdge(Protocol):
+    """How something is looked up at a step edge."""
+
+    def __call__(self, look: Callable[[], T]) -> Awaitable[T]: ...
+
+
+class Prefix(NamedTuple):
+    """The beginning of a prompt."""
+
+    namespace: Namespace
+    tokens: bytes
+    """int32."""
+
+
+class SnapshotReport(NamedTuple):
+    """What went into a snapshot."""
+
+    location: str
+    blocks: int
+    device_blocks: int
+    """Of them from the device."""
+    lost: int
+    """Blocks of the image that could not be copied; with them what comes after them in a prompt."""
+
+
+class SnapshotFeed:
+    """Exported blocks on their way into a snapshot."""
+
+    def __init__(self, codec: RecordCodec, sink: SnapshotSink, wall: Callable[[], float]) -> None:
+        self.written = 0
+        self._codec = codec
+        self._sink = sink
+        self._wall = wall
+        self._batches: deque[Batch] = deque()
+
+    @property
+    def is_ready(self) -> bool:
+        return len(self._batches) < WAITING_BATCHES
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._batches
+
+    def take(self, batch: Batch) -> None:
+        self._batches.append(batch)
+
+    async def write_one(self) -> None:
+        """Seal and write the batch that waits longest, if any."""
+        if self._batches:
+            await self.write(self._batches.popleft())
+
+    async def write(self, batch: Batch) -> None:
+        records = await anyio.to_thread.run_sync(self._sealed, batch)
+        await self._sink.add(batch.shelf, records)
+        self.written += len(records)
+
+    def _sealed(self, batch: Batch) -> list[Record]:
+        now = self._wall()
+        return [
+            Record(block.head, self._codec.seal(row, batch.shelf, block.head, now), block.meta)
+            for row, block in zip(batch.buffer, batch.blocks, strict=True)
+        ]
+
+
+class Snapshots:
+    """Writes the cache of one engine out."""
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        exports: Exports,
+        manager: TierManager,
+        codec: RecordCodec,
+        outside: Surroundings,
+        *,
+        at_edge: AtEdge,
+    ) -> None:
+        self._cache = cache
+        self._exports = exports
+        self._manager = manager
+        self._codec = codec
+        self._outside = outside
+        self._at_edge = at_edge
+
+    async def write(self, sink: SnapshotSink, location: str, *, within: Prefix | None, tiers: bool) -> SnapshotReport:
+        """Write everything, or the whole blocks of the prefix ``within``. ``tiers``: also what only local tiers have.
+
+        :raises StorageError: when it cannot be written; what was at the location before is untouched.
+        """
+        feed = SnapshotFeed(self._codec, sink, self._outside.wall)
+        try:
+            known = await self._at_edge(lambda: self._enlist(feed, within))
+            await self._drain(feed)
+            device = feed.written
+            if tiers and within is None:
+                await self._copy_all(self._manager, feed.write, known)
+            elif tiers and within is not None:
+                missing = [name for name in self._names_of(within) if name not in known]
+                await self._copy(self._manager, within.namespace.shelf(), missing, feed.write)
+            blocks = await sink.commit()
+        except BaseException:
+            self._exports.withdraw(lambda export: export.sink is feed)
+            with anyio.CancelScope(shield=True):
+                await sink.abandon()
+            raise
+        return SnapshotReport(location, blocks, device, len(known) - device)
+
+    async def take_in(self, snapshot: Tier) -> int:
+        """Copy what an open snapshot holds into the tiers; returns how many blocks they took."""
+        source = TierManager(
+            [Mounted("import", snapshot)],
+            self._codec,
+            ManagerSettings(),
+            clock=self._outside.clock,
+            wall=self._outside.wall,
+            logger=self._outside.logger,
+        )
+        taken = 0
+
+        async def offer(batch: Batch) -> None:
+            nonlocal taken
+            while not self._manager.has_room("all"):  # noqa: ASYNC110  # room comes from many sides
+                await anyio.sleep(POLL)
+            taken += self._manager.offer(batch, to="all")
+
+        await self._copy_all(source, offer, known=set())
+        return taken
+
+    def _enlist(self, feed: SnapshotFeed, within: Prefix | None) -> set[BlockName]:
+        """At one step edge: what is to be copied from the device. Returns the names."""
+        wanted = None if within is None else frozenset(self._names_of(within))
+        found: set[BlockName] = set()
+        for run in self._cache.image(self._outside.wall()):
+            shelf = run.namespace.shelf()
+            exports = [
+                Export(block, shelf, head, run.meta, feed)
+                for block, head in zip(run.ids, heads_of(run), strict=True)
+                if wanted is None or head.name in wanted
+            ]
+            found.update(export.head.name for export in exports)
+            self._exports.later(exports)
+        return found
+
+    def _names_of(self, prefix: Prefix) -> list[BlockName]:
+        return names_after(prefix.namespace.shelf().namespace, prefix.tokens, self._cache.block_size)
+
+    async def _drain(self, feed: SnapshotFeed) -> None:
+        while self._exports.outstanding(feed) or not feed.is_empty:
+            if feed.is_empty:
+                await anyio.sleep(POLL)
+            await feed.write_one()
+            await self._at_edge(_nothing)  # wakes a loop that is idle
+
+    async def _copy_all(self, source: TierManager, give: Give, known: set[BlockName]) -> None:
+        by_shelf: dict[Shelf, list[BlockName]] = {}
+        async for listed in source.listing():
+            if listed.head.name not in known:
+                by_shelf.setdefault(listed.shelf, []).append(listed.head.name)
+        for shelf, names in by_shelf.items():
+            await self._copy(source, shelf, names, give)
+
+    async def _copy(self, source: TierManager, shelf: Shelf, names: list[BlockName], give: Give) -> None:
+        async def deliver(blocks: list[Loaded]) -> None:
+            buffer = self._codec.buffer(len(blocks))
+            for row, block in zip(self._codec.payloads(buffer), blocks, strict=True):
+                row[:] = np.frombuffer(block.payload, dtype=np.uint8)
+            await give(Batch(shelf, [Outgoing(block.head, block.meta) for block in blocks], buffer))
+
+        while names:  # a load ends at the first block that cannot be had: go on behind it
+            outcome = await source.load(shelf, names, deliver, deadline=None)
+            names = names[outcome.blocks + 1 :]
+
+
+def _nothing() -> None:
+    """A look at nothing."""

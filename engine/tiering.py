@@ -1,0 +1,272 @@
+"""Tiering: what the engine does with the tiers below the device, in one place.
+
+Down: what the cache evicts is copied out before it can be overwritten and offered to the tiers; by configuration also
+what a request leaves behind when it is done. Up: a request that is admitted looks below for the rest of its prefix
+(:mod:`.loading`). Sideways: checkpoints bring what persistent tiers lack to them, most valuable first, now and then
+and before the engine closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import anyio.to_thread
+
+from ..errors import OctavoError, describe
+from ..storage.naming import TOKEN_BYTES, BlockName, Namespace, Shelf, names_after
+from ..storage.tier_manager import TierManager
+from .checkpoint import Checkpoint
+from .config import EngineConfig
+from .counters import RestoreStats, TransferStats
+from .exports import Export, Exports, TierSink, heads_of
+from .kv import CacheManager, EvictedRun, Sequence
+from .kv.image import meta_of
+from .kv.sequence import State
+from .loading import Loads
+from .snapshotting import AtEdge
+from .surroundings import Surroundings
+from .warming import Warming
+
+SPARE_BLOCKS = 16
+"""Blocks that can wait and are exported beside a step."""
+IDLE_BLOCKS = 256
+"""The same when no step is waiting."""
+NAMES_IN_LOOP = 64
+"""Names that are computed in the event loop; longer chains are computed in a thread."""
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class Edges(Protocol):
+    """The loop, as others see it: changes and looks at its step edges."""
+
+    @property
+    def at_edge(self) -> AtEdge: ...
+
+    def post(self, change: Callable[[], None]) -> None: ...
+
+
+class Tiering:
+    """See the module. Built by ``assemble``, also without tiers: then there is nothing to do. All calls from the loop,
+    unless said otherwise."""
+
+    def __init__(
+        self,
+        manager: TierManager,
+        cache: CacheManager,
+        exports: Exports,
+        loads: Loads,
+        checkpoint: Checkpoint,
+        warming: Warming,
+        config: EngineConfig,
+        outside: Surroundings,
+    ) -> None:
+        self.manager = manager
+        self.exports = exports
+        self.loads = loads
+        self.checkpoint = checkpoint
+        self.warming = warming
+        self._cache = cache
+        self._config = config
+        self._clock, self._wall, self._logger = outside
+        self._evicted = TierSink(manager, "first")
+        self._completed = TierSink(manager, "all")
+        self._looking: set[int] = set()
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._post: Post = _at_once
+        self._is_open = False
+
+    # life; in tasks of the engine
+
+    async def open(self) -> None:
+        """Open the tiers.
+
+        :raises StorageError: when one cannot be used and ``strict_tiers`` is set.
+        """
+        self._is_open = True
+        await self.manager.open()
+        if not self._config.restore_from_disk:
+            await self._forget_all()
+        self.warming.stored_blocks = self.manager.stored_blocks
+
+    async def run(self, loop: Edges, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """The tasks of the tiers: writers, loads, checkpoints, warming. Until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks, self._post = tasks, loop.post
+            self.loads.start(tasks, loop.post)
+            tasks.start_soon(self.manager.run)
+            tasks.start_soon(self.warming.run, loop.at_edge)
+            if self._config.checkpoint_interval > 0 and self.manager.has_persistent:
+                tasks.start_soon(self._checkpoint_now_and_then)
+            task_status.started()
+            await anyio.sleep_forever()
+
+    async def close(self) -> None:
+        """Save what persistent tiers lack within the budget, then close them all. After the loop has ended, while
+        ``run`` still runs.
+        """
+        began, budget = self._clock(), self._config.close_budget
+        self._is_open = False
+        if self.manager.has_persistent:
+            with anyio.move_on_after(budget):
+                await self.checkpoint.make_last(budget)
+        lost = await self.manager.close(max(budget - (self._clock() - began), 0.0))
+        if lost:
+            self._logger.warning("blocks were not saved in the time for closing", blocks=lost, seconds=budget)
+
+    async def abandon(self) -> None:
+        """Close the tiers without saving anything, if ``close`` was not reached."""
+        if self._is_open:
+            self._is_open = False
+            await self.manager.close(0.0)
+
+    # the cache's hook
+
+    def evicted(self, run: EvictedRun) -> None:
+        """Blocks left the tree and are free: see that what is worth it is copied out before the next step."""
+        promised = self.exports.evicted(run.blocks, self._evicted)
+        if self._config.demotion == "selective" and not run.entry.hits:
+            return
+        shelf = run.namespace.shelf()
+        meta = meta_of(run.entry, self._clock(), self._wall())
+        missing = self.manager.absent(shelf, run.names, to="first")
+        heads = heads_of(run)
+        self.exports.now(
+            Export(run.blocks[i], shelf, heads[i], meta, self._evicted)
+            for i in missing
+            if run.blocks[i] not in promised
+        )
+
+    def dropped(self, blocks: Iterable[int]) -> None:
+        """The contents of these blocks must not get into any tier."""
+        self.exports.dropped(blocks)
+
+    # from the scheduler
+
+    def arrived(self, sequence: Sequence) -> None:
+        """A request came: ask the tiers that cannot tell at once, and bring what lies low up to the first tier."""
+        if self._tasks is None or not (self.manager.must_ask() or self.manager.can_prefetch):
+            return
+        if self.manager.must_ask():
+            self._looking.add(sequence.seq_id)
+        self._tasks.start_soon(self._look, sequence)
+
+    def is_looking(self, sequence: Sequence) -> bool:
+        """Whether a tier is still being asked what it has for this sequence; bounded by the tiers' deadlines."""
+        return sequence.seq_id in self._looking
+
+    def completed(self, sequence: Sequence) -> None:
+        """An admitted sequence is about to give its blocks back: by configuration, write them through."""
+        if self._config.demotion == "write_back":
+            return
+        self._write_through(sequence, second_use=self._config.demotion == "selective")
+
+    def distrusted(self, namespace: Namespace, names: list[BlockName]) -> None:
+        """These blocks may be bad: tiers must not bring them back."""
+        if names and self._tasks is not None:
+            self._tasks.start_soon(self.manager.forget, namespace.shelf(), names)
+
+    def preempted(self, sequence: Sequence) -> None:
+        """The same for one that has to make room and comes back: what it computed is wanted again for certain."""
+        if self._config.demotion != "write_back":  # what is evicted goes down anyhow
+            self._write_through(sequence, second_use=False)
+
+    def seconds_to_come_back(self, seconds: float) -> float:
+        """What a preempted block costs that takes ``seconds`` to compute: the first tier may be faster."""
+        reload = self.manager.reload_seconds(0) if self.manager.names else None
+        return seconds if reload is None else min(seconds, reload)
+
+    # from the loop
+
+    async def save(self, *, is_idle: bool) -> None:
+        """Make the copies that cannot wait, and some that can. Between plan and step."""
+        await self.exports.run(IDLE_BLOCKS if is_idle else SPARE_BLOCKS)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether blocks wait to be exported when there is time."""
+        return self.exports.has_ready
+
+    # looking
+
+    def transfers(self) -> TransferStats:
+        return TransferStats(
+            exported_blocks=self.exports.blocks,
+            failed_exports=self.exports.failed,
+            loads=dict(self.loads.outcomes),
+            loaded_tokens=dict(self.loads.loaded_tokens),
+            checkpoints=self.checkpoint.made,
+        )
+
+    def restored(self) -> RestoreStats:
+        return RestoreStats(
+            readiness=self.warming.readiness.value,
+            stored_blocks=self.warming.stored_blocks,
+            planned_blocks=self.warming.planned_blocks,
+            warmed_blocks=self.warming.warmed_blocks,
+            saved_tokens=self.loads.restored_tokens,
+            refused=self.warming.refused,
+        )
+
+    # inside
+
+    async def _look(self, sequence: Sequence) -> None:
+        shelf = sequence.namespace.shelf()
+        try:
+            tokens = sequence.tokens[:-1].tobytes()
+            size = self._cache.block_size
+            if len(tokens) > NAMES_IN_LOOP * size * TOKEN_BYTES:
+                names = await anyio.to_thread.run_sync(names_after, shelf.namespace, tokens, size)
+            else:
+                names = names_after(shelf.namespace, tokens, size)
+            await self.manager.ask(shelf, names)
+        except OctavoError as error:
+            self._logger.warning("the tiers could not be asked", error=describe(error))
+            return
+        finally:
+            self._looking.discard(sequence.seq_id)
+            self._post(_nothing)
+        await anyio.lowlevel.checkpoint()
+        if sequence.state is State.OUTSIDE:  # it has to wait: use the time
+            await self.manager.prefetch(shelf, names)
+
+    async def _forget_all(self) -> None:
+        names: dict[Shelf, list[BlockName]] = {}
+        async for listed in self.manager.listing():
+            names.setdefault(listed.shelf, []).append(listed.head.name)
+        for shelf, found in names.items():
+            await self.manager.forget(shelf, found)
+
+    async def _checkpoint_now_and_then(self) -> None:
+        while True:
+            await anyio.sleep(self._config.checkpoint_interval)
+            try:
+                await self.checkpoint.make(self._post, self._config.checkpoint_interval)
+            except OctavoError as error:
+                self._logger.warning("a checkpoint could not be made", error=describe(error))
+
+    def _write_through(self, sequence: Sequence, *, second_use: bool) -> None:
+        node = sequence.node
+        if node is None:
+            return
+        shelf = sequence.namespace.shelf()
+        for run in self._cache.runs_above(node):
+            missing = self.manager.absent(shelf, run.names, to="all")
+            if not missing:
+                return  # what lies above is there too
+            if second_use and not run.entry.hits:
+                continue
+            heads, meta = heads_of(run), meta_of(run.entry, self._clock(), self._wall())
+            self.exports.later(Export(run.blocks[i], shelf, heads[i], meta, self._completed) for i in missing)
+
+
+def _at_once(change: Callable[[], None]) -> None:
+    change()
+
+
+def _nothing() -> None:
+    """A change that only wakes the loop."""

@@ -1,0 +1,134 @@
+"""Warming: after a restart, the hottest stored prefixes come back to the device before anybody asks for them.
+
+In the background, within a budget, and only into blocks that are free: a request that comes meanwhile is never made to
+wait for it or evicted for it. Tenants' prefixes are not warmed, since their salts are not stored anywhere; like all the
+rest they come on demand.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
+from enum import StrEnum
+
+import anyio
+
+from ..storage.base import Listed
+from ..storage.naming import BlockName, Namespace
+from ..storage.tier_manager import LoadOutcome, TierManager
+from .kv import CacheManager, Sequence
+from .loading import Loads
+from .snapshotting import AtEdge
+
+
+class Readiness(StrEnum):
+    """Whether what was to be warmed is on the device."""
+
+    WARMING = "warming"
+    READY = "ready"
+
+
+class Warming:
+    """Warms one engine, once."""
+
+    def __init__(
+        self,
+        manager: TierManager,
+        cache: CacheManager,
+        loads: Loads,
+        *,
+        namespace: Namespace,
+        budget_blocks: int,
+        new_id: Callable[[], int],
+        refused: str | None,
+    ) -> None:
+        self.readiness = Readiness.READY
+        self.stored_blocks = 0
+        """Blocks that persistent tiers had when the engine opened."""
+        self.refused = refused
+        """Why a snapshot that was asked for is not used."""
+        self.planned_blocks = 0
+        self.warmed_blocks = 0
+        self._manager = manager
+        self._cache = cache
+        self._loads = loads
+        self._namespace = namespace
+        self._budget = budget_blocks
+        self._new_id = new_id
+
+    async def run(self, at_edge: AtEdge) -> None:
+        """Warm as much as the budget and the free blocks allow."""
+        if self._budget < 1:
+            return
+        listed = [each async for each in self._manager.listing(self._namespace.shelf())]
+        paths = list(hottest_paths(listed, min(self._budget, self._cache.pool.num_blocks)))
+        if not paths:
+            return
+        self.readiness = Readiness.WARMING
+        self.planned_blocks = sum(new for _, new in paths)
+        try:
+            for path, _ in paths:
+                if not await self._warm(path, at_edge):
+                    break
+        finally:
+            self.readiness = Readiness.READY
+
+    async def _warm(self, path: SequenceOf[Listed], at_edge: AtEdge) -> bool:
+        """Bring one path in; False when there is no free block left for it."""
+        done = anyio.Event()
+        if not await at_edge(lambda: self._begin(path, done)):
+            return False
+        await done.wait()
+        return True
+
+    def _begin(self, path: SequenceOf[Listed], done: anyio.Event) -> bool:
+        tokens = array("i", b"".join(each.head.tokens for each in path))
+        sequence = Sequence(self._new_id(), tokens, self._namespace, block_size=self._cache.block_size)
+        if self._cache.pool.free < len(path) or self._cache.try_admit(sequence, resumed=True) is None:
+            return False
+
+        def finished(outcome: LoadOutcome) -> None:
+            self.warmed_blocks += outcome.blocks
+            self._cache.finish(sequence)
+            done.set()
+
+        names = self._loads.worthwhile(sequence, whole=True)
+        if names:
+            self._loads.begin(sequence, names, finished, is_use=False)
+        else:  # it is on the device already, or computing it is faster
+            finished(LoadOutcome(0, "complete"))
+        return True
+
+
+def hottest_paths(listed: SequenceOf[Listed], budget: int) -> Iterator[tuple[list[Listed], int]]:
+    """Paths from the start of a prompt, the one to the hottest block first, with how many blocks each adds to those
+    before it; up to ``budget`` blocks in all. What lacks an ancestor is left out.
+    """
+    by_name = {each.head.name: each for each in listed}
+    chosen: set[BlockName] = set()
+    for each in sorted(listed, key=_heat, reverse=True):
+        if each.head.name in chosen:
+            continue
+        path = _path_to(each, by_name)
+        new = [part for part in path if part.head.name not in chosen]
+        if not path or len(chosen) + len(new) > budget:
+            continue
+        chosen.update(part.head.name for part in new)
+        yield path, len(new)
+
+
+def _heat(listed: Listed) -> tuple[int, int, float, int]:
+    """Of equals, the deepest first: its path brings the others."""
+    meta = listed.meta
+    return meta.priority, meta.hits, -meta.idle, listed.head.start
+
+
+def _path_to(listed: Listed, by_name: dict[BlockName, Listed]) -> list[Listed]:
+    path = [listed]
+    while path[-1].head.start > 0:
+        parent = by_name.get(path[-1].head.parent)
+        if parent is None:
+            return []
+        path.append(parent)
+    return path[::-1]

@@ -1,0 +1,383 @@
+"""The disk tier without its event loop: everything here blocks and may be called from any thread."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import StorageError, describe
+from ..telemetry.logging import Logger, RateLimited
+from .base import Listed, Meta, Record, Stored, TierGeometry, TierStats
+from .compression import Compression, unpacker
+from .disk_erase import VerifyReport, erase, verify
+from .disk_opening import DiskOpener, is_damage, repair
+from .disk_reader import DiskReader
+from .disk_refused import Refused
+from .disk_room import DiskRoom
+from .disk_state import DiskState
+from .disk_writer import DiskWriter, bytes_of
+from .filesystem import Filesystem
+from .frame import ALIGN, Frame
+from .naming import BlockName, Shelf
+
+LOG_SECONDS = 60.0
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_SQLITE_FULL = 13
+_NOTHING: frozenset[BlockName] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """Bounds in bytes, times in seconds; see :class:`~octavo.storage.disk.DiskTier` for what they mean."""
+
+    path: Path
+    capacity: int
+    segment_bytes: int
+    free_floor: int
+    retry_seconds: float
+    keep_foreign_seconds: float
+    itemsize: int
+    strict: bool
+    read_only: bool
+
+
+class _Parts:
+    """What works on one open folder."""
+
+    def __init__(self, state: DiskState, writer: DiskWriter, room: DiskRoom, reader: DiskReader) -> None:
+        self.state = state
+        self.writer = writer
+        self.room = room
+        self.reader = reader
+
+
+class DiskStore:
+    """Keeps blocks in one folder. Writes wait for each other, reads for nobody."""
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        geometry: TierGeometry,
+        compression: Compression,
+        *,
+        fs: Filesystem,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        logger: Logger,
+    ) -> None:
+        self._settings = settings
+        self._geometry = geometry
+        self._compression = compression
+        self._fs = fs
+        self._clock = clock
+        self._logger = logger
+        self._log = RateLimited(LOG_SECONDS, clock)
+        self._opener = DiskOpener(
+            fs,
+            settings.path,
+            geometry.identity,
+            segment_bytes=settings.segment_bytes,
+            clock=clock,
+            wall=wall,
+            logger=logger,
+        )
+        self._writing = threading.Lock()
+        self._parts: _Parts | None = None
+        self._closing = False
+        self._refused = Refused(clock)
+        self._problem = ""
+        self._paused_until: float | None = None
+
+    def open(self) -> None:
+        """Find the blocks that are there.
+
+        :raises StorageError: in strict mode when the folder cannot be written; otherwise it is only read then, and if
+            that is not possible either, the store is empty.
+        """
+        with self._exclusive():
+            if self._settings.read_only:
+                self._parts = self._view("opened with read_only")
+                return
+            try:
+                self._parts = self._assemble(self._opener.open())
+                self._trim(self._parts)
+            except (OSError, sqlite3.Error, StorageError) as err:
+                self._release()
+                if self._settings.strict:
+                    raise StorageError(self._why(err)) from err
+                self._parts = self._view(self._why(err))
+                self._logger.warning("disk_tier_takes_no_writes", problem=self._problem)
+
+    def put(self, shelf: Shelf, records: Sequence[Record]) -> list[bool]:
+        """Keep ``records``; for each, whether it is kept."""
+        with self._exclusive():
+            parts = self._open_parts()
+            self._note(parts, shelf, {record.head.name: record.meta for record in records})
+            new = {
+                record.head.name: record
+                for record in records
+                if len(record.data) == self._geometry.record_bytes
+                and parts.state.entries.get(shelf, record.head.name) is None
+            }
+            if self._may_write(parts):
+                self._store_all(parts, shelf, self._refused.without_followers(new))
+            kept = [parts.state.entries.get(shelf, record.head.name) is not None for record in records]
+            self._refused.note(records, kept)
+            parts.state.counters.declined += kept.count(False)
+            return kept
+
+    def get(self, shelf: Shelf, names: Sequence[BlockName]) -> list[Stored | None]:
+        """Read and check blocks."""
+        return self._open_parts().reader.get(shelf, names)
+
+    def contains(self, shelf: Shelf, names: Sequence[BlockName]) -> list[bool]:
+        """From memory."""
+        entries = self._open_parts().state.entries
+        return [entries.get(shelf, name) is not None for name in names]
+
+    def peek(self, shelf: Shelf, names: Sequence[BlockName]) -> int | None:
+        """How many leading ones are there; from memory."""
+        parts = self._parts
+        if parts is None:
+            return 0
+        for number, name in enumerate(names):
+            if parts.state.entries.get(shelf, name) is None:
+                return number
+        return len(names)
+
+    def touch(self, shelf: Shelf, metas: Mapping[BlockName, Meta]) -> None:
+        """Take what policies know; in the index with the next ``flush``."""
+        self._note(self._open_parts(), shelf, metas)
+
+    def delete(self, shelf: Shelf, names: Sequence[BlockName]) -> int:
+        """Forget blocks, in the index too; where that cannot be written, only in memory, and that is an error."""
+        with self._exclusive():
+            parts = self._open_parts()
+            found = [entry for name in dict.fromkeys(names) if (entry := parts.state.entries.get(shelf, name))]
+            gone = sum(parts.state.forget(entry) for entry in found)
+            if gone and parts.state.index is not None:
+                with self._mapped("delete from"):
+                    self._commit_removed(parts)
+            return gone
+
+    def erase(self, tenant: bytes) -> int:
+        """Overwrite a tenant's blocks."""
+        with self._exclusive(), self._mapped("erase from"):
+            parts = self._open_parts()
+            return erase(parts.state, parts.writer, parts.room, tenant)
+
+    def flush(self) -> None:
+        """Write to the index what policies know; blocks are durable since their ``put`` returned."""
+        with self._exclusive():
+            parts = self._open_parts()
+            if parts.state.index is not None:
+                with self._mapped("flush"):
+                    parts.writer.flush()
+
+    def compact(self) -> int:
+        """Rewrite the segments that have dead bytes; returns how many. Reads go on meanwhile."""
+        with self._exclusive(), self._mapped("compact"):
+            parts = self._open_parts()
+            parts.writer.flush()
+            return parts.room.compact()
+
+    def verify(self) -> VerifyReport:
+        """Read everything and report what is wrong; nothing is changed."""
+        with self._exclusive():
+            return verify(self._open_parts().state)
+
+    def listing(self, shelf: Shelf | None) -> list[Listed]:
+        """All blocks, parents before children."""
+        entries = self._open_parts().state.entries
+        return [entries.listed(entry) for entry in entries.all(shelf)]
+
+    def children(self, shelf: Shelf, parent: BlockName) -> list[Listed]:
+        """From memory."""
+        entries = self._open_parts().state.entries
+        return [entries.listed(entry) for entry in entries.children(shelf, parent)]
+
+    def stats(self) -> TierStats:
+        """From memory."""
+        parts, problem = self._parts, self._problem
+        if parts is None:
+            return TierStats(capacity=self._settings.capacity, healthy=False, problem=problem or "not open")
+        state = parts.state
+        return TierStats(
+            blocks=len(state.entries),
+            bytes=state.bytes,
+            capacity=self._settings.capacity,
+            evicted=state.counters.evicted,
+            declined=state.counters.declined,
+            corrupt=state.counters.corrupt,
+            healthy=not problem,
+            problem=problem,
+        )
+
+    def begin_close(self) -> None:
+        """From now on everything is refused, and whoever holds the store gives it back. Never blocks."""
+        self._closing = True
+
+    def close(self) -> None:
+        """Flush what can be flushed and give everything back, as soon as a write under way has ended. Idempotent."""
+        self._closing = True
+        with self._exclusive():
+            pass
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One writer at a time. Whoever leaves last after ``close`` was called cleans up, be it a caller that was
+        given up long ago.
+        """
+        with self._writing:
+            try:
+                yield
+            finally:
+                if self._closing:
+                    self._shut()
+
+    def _shut(self) -> None:
+        parts = self._parts
+        if parts is not None and parts.state.index is not None:
+            with contextlib.suppress(OSError, sqlite3.Error, StorageError):
+                parts.writer.flush()
+                parts.state.index.tidy(always=True)
+                parts.state.folder.stamp()
+        self._release()
+
+    def _release(self) -> None:
+        parts, self._parts = self._parts, None
+        if parts is None:
+            return
+        parts.state.segments.seal()
+        if parts.state.index is not None:
+            parts.state.index.close()
+        if parts.state.lock is not None:
+            parts.state.lock.close()
+
+    def _open_parts(self) -> _Parts:
+        parts = self._parts
+        if parts is None or self._closing:
+            raise StorageError("the disk tier is not open")
+        return parts
+
+    def _assemble(self, state: DiskState) -> _Parts:
+        settings = self._settings
+        writer = DiskWriter(state, self._compression, settings.segment_bytes - ALIGN)
+        room = DiskRoom(
+            state,
+            writer,
+            capacity=settings.capacity,
+            reserve=settings.segment_bytes,
+            free_floor=settings.free_floor,
+        )
+        packed = unpacker(settings.itemsize)
+        return _Parts(
+            state, writer, room, DiskReader(state, packed, self._geometry.record_bytes, self._logger, self._log)
+        )
+
+    def _view(self, problem: str) -> _Parts:
+        """For reading only; empty when that is not possible either."""
+        self._problem = problem
+        try:
+            return self._assemble(self._opener.view())
+        except OSError as err:
+            self._problem = f"{problem}; and nothing can be read: {describe(err)}"
+            return self._assemble(self._opener.nothing())
+
+    def _trim(self, parts: _Parts) -> None:
+        """After opening: what has become useless goes, and the bound may be a smaller one than last time."""
+        parts.writer.flush()
+        parts.room.remove_dead()
+        parts.room.remove_others(self._settings.keep_foreign_seconds)
+        parts.room.make(0, 0, _NOTHING)
+
+    def _store_all(self, parts: _Parts, shelf: Shelf, records: Sequence[Record]) -> None:
+        keep = frozenset(record.head.parent for record in records)
+        for batch in parts.writer.batches(parts.writer.frames(shelf, records)):
+            if not self._store(parts, batch, keep):
+                break
+
+    def _store(self, parts: _Parts, frames: Sequence[Frame], keep: frozenset[BlockName]) -> bool:
+        """Write one batch; a second time after a failure, with some old blocks less when the disk is full."""
+        failure = self._try_store(parts, frames, keep)
+        if isinstance(failure, Exception):
+            with contextlib.suppress(OSError, sqlite3.Error, StorageError):
+                self._make_amends(parts, failure, sum(map(bytes_of, frames)))
+            failure = self._try_store(parts, frames, keep)
+        if isinstance(failure, Exception):
+            self._pause(failure)
+            return False
+        return failure
+
+    def _try_store(self, parts: _Parts, frames: Sequence[Frame], keep: frozenset[BlockName]) -> bool | Exception:
+        need = sum(bytes_of(frame) for frame in frames)
+        try:
+            parts.state.settle()
+            if not parts.room.make(need, max(len(frame.head.tokens) for frame in frames), keep):
+                return False
+            parts.writer.write(frames)
+        except (OSError, sqlite3.Error) as err:
+            return err
+        self._resume()
+        return True
+
+    def _make_amends(self, parts: _Parts, failure: Exception, need: int) -> None:
+        if is_damage(failure):
+            self._log.log(self._logger.warning, "disk_tier_index_rebuilt", problem=describe(failure))
+            repair(self._fs, parts.state)
+        elif _is_full(failure):
+            parts.room.free(2 * need)
+
+    def _commit_removed(self, parts: _Parts) -> None:
+        try:
+            parts.writer.flush()
+        except sqlite3.Error as err:
+            if not is_damage(err):
+                raise
+            repair(self._fs, parts.state)
+
+    def _may_write(self, parts: _Parts) -> bool:
+        if parts.state.index is None:
+            return False
+        return self._paused_until is None or self._clock() >= self._paused_until
+
+    def _pause(self, failure: Exception) -> None:
+        self._paused_until = self._clock() + self._settings.retry_seconds
+        self._problem = f"cannot write to {self._settings.path}: {describe(failure)}"
+        self._log.log(self._logger.warning, "disk_tier_takes_no_writes", problem=self._problem)
+
+    def _resume(self) -> None:
+        if self._paused_until is not None:
+            self._paused_until, self._problem = None, ""
+            self._logger.info("disk_tier_takes_writes_again", path=str(self._settings.path))
+
+    def _note(self, parts: _Parts, shelf: Shelf, metas: Mapping[BlockName, Meta]) -> None:
+        entries = parts.state.entries
+        for name, meta in metas.items():
+            if (entry := entries.get(shelf, name)) is not None:
+                entries.note(entry, entries.meta_inside(meta))
+                parts.state.dirty[entry.row] = entry
+
+    @contextlib.contextmanager
+    def _mapped(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error) as err:
+            raise StorageError(f"cannot {what} {self._settings.path}: {describe(err)}") from err
+
+    def _why(self, error: Exception) -> str:
+        path = self._settings.path
+        if isinstance(error, BlockingIOError):
+            return f"{path} is in use by another engine; give each engine that writes a folder of its own"
+        return f"cannot write to {path}: {describe(error)}"
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) == _SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in _FULL
