@@ -167,7 +167,7 @@ class AsyncEngine:
         then), ``ModelError`` or ``EngineClosed``.
         """
         wanted = params if params is not None else SamplingParams()
-        options = RequestOptions(request_id, priority, tenant, tuple(retention))
+        options = RequestOptions(request_id, priority, tenant, retention)
 
         async def submit() -> SequenceGroup:
             try:
@@ -247,16 +247,18 @@ class AsyncEngine:
         """Keep the whole blocks of ``prefix`` on the device, computing them first if need be.
 
         Without ``priority`` they cannot be evicted until :meth:`unpin`, or for ``ttl`` seconds. With it they can, but
-        what has a lower retention priority goes first; nothing is to be unpinned then. At least a block is needed: a
-        shorter prefix keeps nothing. Pins do not outlive the engine; priorities do.
+        what has a lower retention priority goes first; nothing is to be unpinned then. Pins do not outlive the engine;
+        priorities do.
 
         :raises OutOfBlocks: when pinned prefixes would take more than half of the pool, or blocks are too short now.
-        :raises RequestRejected: for a prefix that is malformed or never fits.
+        :raises RequestRejected: for a prefix that is malformed, shorter than a block, or never fits.
         """
         _check_ttl(ttl)
         self._require_room(None)
         control, intake = self._life.parts.control, self._life.parts.intake
         ids, namespace = await intake.token_ids(prefix), intake.namespace(tenant)
+        if len(ids) < self.config.block_size:
+            raise InvalidRequest(f"a prefix must have at least {self.config.block_size} tokens, a block, to be kept")
         for _ in range(PIN_TRIES):
             if priority is not None and (kept := await control.keep(namespace, ids, ttl, priority)) is not None:
                 return kept
@@ -315,7 +317,7 @@ class AsyncEngine:
         """Write the cache as it is now to ``path``, all at once or not at all, while requests go on.
 
         ``prefix``: only this prefix (a system prompt, a document) of ``tenant``. ``tiers``: also what lies in local
-        tiers alone. Start from it with ``AsyncEngine(..., restore=path)``, or :meth:`take_in` it elsewhere.
+        tiers alone. Start from it with ``AsyncEngine(..., restore=path)``, or :meth:`import_snapshot` it elsewhere.
 
         :raises StorageError: when it cannot be written; what was there before is untouched.
         """
@@ -324,7 +326,7 @@ class AsyncEngine:
         within = None if prefix is None else (intake.namespace(tenant), await intake.token_ids(prefix))
         return await self._life.parts.control.snapshot(os.fspath(path), within=within, tiers=tiers)
 
-    async def take_in(self, path: str | os.PathLike[str]) -> int:
+    async def import_snapshot(self, path: str | os.PathLike[str]) -> int:
         """Copy the blocks of a snapshot into the tiers of this engine; returns how many were new to them.
 
         :raises FingerprintMismatch: when it is of another model, geometry or format; the message says what differs.
@@ -332,7 +334,7 @@ class AsyncEngine:
         :raises InvalidRequest: when this engine has no tier.
         """
         self._require_open()
-        return await self._life.parts.control.take_in(os.fspath(path))
+        return await self._life.parts.control.import_snapshot(os.fspath(path))
 
     # looking
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import anyio.to_thread
 
 from ..errors import InvalidRequest, StorageError
-from ..storage.base import PersistenceBackend, TierGeometry
-from ..storage.naming import Namespace, Shelf, names_after, tenant_digest
+from ..storage.base import Listed, PersistenceBackend, TierGeometry
+from ..storage.naming import TOKEN_BYTES, BlockName, Namespace, Shelf, names_after, tenant_digest
 from .explanation import Explanation, explained
 from .kv import CacheManager, encode_tokens
 from .loop import StepLoop
@@ -82,17 +82,16 @@ class Control:
         """Give up a prefix and everything that goes on from it. What a request or a pin holds stays."""
         tokens, shelf = encode_tokens(ids), namespace.shelf()
 
-        def forget() -> tuple[list[bytes], int]:
+        def forget() -> tuple[list[BlockName], int]:
             before = self._cache.tree.blocks
             return self._cache.forget(namespace, tokens), before - self._cache.tree.blocks
 
         dropped, blocks = await self._loop.at_edge(forget)
         if not tiers:
             return Evicted(blocks, 0)
-        names = names_after(shelf.namespace, tokens.tobytes(), self._cache.block_size)
-        below = names[-1] if names else shelf.namespace
-        wanted = dict.fromkeys([*dropped, *names[-1:], *await self._names_below(shelf, below)])
-        return Evicted(blocks, await self._tiering.manager.forget(shelf, list(wanted)))
+        below = await self._names_of_region(shelf, tokens.tobytes())
+        wanted = list(dict.fromkeys([*dropped, *below]))
+        return Evicted(blocks, await self._tiering.manager.forget(shelf, wanted))
 
     async def erase(self, tenant: str | None, snapshots: Sequence[str]) -> int:
         """Abort the requests of a tenant and forget all its blocks, here, in all tiers, and in ``snapshots``; returns
@@ -141,7 +140,7 @@ class Control:
         sink = await self._backend.begin(location, self._geometry)
         return await self._snapshots.write(sink, location, within=path, tiers=tiers)
 
-    async def take_in(self, location: str) -> int:
+    async def import_snapshot(self, location: str) -> int:
         """Copy the blocks of a snapshot into the tiers; returns how many they took.
 
         :raises FingerprintMismatch: when it belongs to another model, geometry or format.
@@ -157,16 +156,22 @@ class Control:
         finally:
             await snapshot.close()
 
-    async def _names_below(self, shelf: Shelf, parent: bytes) -> list[bytes]:
-        """Names of all blocks after ``parent`` that local tiers know of."""
-        found: list[bytes] = []
-        ahead = [parent]
+    async def _names_of_region(self, shelf: Shelf, tokens: bytes) -> list[BlockName]:
+        """Names of the block that ends a prefix (int32), and of what continues it as far as local tiers know."""
+        size = self._cache.block_size
+        names = names_after(shelf.namespace, tokens, size)
+        rest = tokens[len(names) * size * TOKEN_BYTES :]
+        parent = names[-1] if names else shelf.namespace
+        ahead = [child for child in await self._children(shelf, parent) if child.head.tokens.startswith(rest)]
+        found = [] if rest else names[-1:]
         while ahead:
-            children = await self._tiering.manager.children(shelf, ahead.pop())
-            names = [child.head.name for child in children]
-            found += names
-            ahead += names
+            name = ahead.pop().head.name
+            found.append(name)
+            ahead += await self._children(shelf, name)
         return found
+
+    async def _children(self, shelf: Shelf, parent: BlockName) -> list[Listed]:
+        return await self._tiering.manager.children(shelf, parent)
 
     def _until(self, ttl: float | None) -> float | None:
         return None if ttl is None else self._clock() + ttl

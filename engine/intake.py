@@ -33,7 +33,7 @@ class RequestOptions(NamedTuple):
     request_id: str | None = None
     priority: int = 0
     tenant: str | None = None
-    retention: tuple[Retention, ...] = ()
+    retention: SequenceOf[Retention] = ()
 
     def check(self) -> None:
         """:raises InvalidRequest: when something is malformed; the tenant is checked with its namespace."""
@@ -42,8 +42,9 @@ class RequestOptions(NamedTuple):
             raise InvalidRequest(f"request_id must be a string of 1 to {MAX_ID_LENGTH} characters")
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= MAX_PRIORITY:
             raise InvalidRequest(f"priority must be an integer of 32 bits, not {shown(priority)}")
-        if not isinstance(self.retention, tuple) or not all(isinstance(each, Retention) for each in self.retention):
-            raise InvalidRequest("retention must be a tuple of Retention")
+        ranges = self.retention
+        if not isinstance(ranges, SequenceOf) or not all(isinstance(each, Retention) for each in ranges):
+            raise InvalidRequest("retention must be a sequence of Retention")
 
 
 class Intake:
@@ -146,7 +147,7 @@ class Intake:
             ends=EndTokens(eos.union(params.stop_token_ids, special_stops), special_stops),
             seed=params.seed if params.seed is not None else derive_seed(self._config.seed, self._orders),
             codec=self._codec,
-            retention=options.retention,
+            retention=tuple(options.retention),
         )
 
     async def token_ids(self, prompt: Prompt) -> list[int]:

@@ -193,7 +193,7 @@ class StepLoop:
 
     async def _turn(self) -> None:
         self._run_inbox()
-        await self._tiering.loads.bring_in()
+        await self._tiering.bring_in()
         now = self._clock()
         self._pins.expire(now)
         self.cache.expire(now)

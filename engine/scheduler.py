@@ -380,8 +380,8 @@ class Scheduler:
                     return None
 
     def _victim(self, sample: Sample) -> Sample | None:
-        """Of the running samples of lower rank, the one that is cheapest to bring back for what it gives."""
-        below = [s for s in self.running if self._key(s) > self._key(sample)]
+        """Of the admitted samples of lower rank, the one that is cheapest to bring back for what it gives."""
+        below = [s for s in (*self.running, *self.loading) if self._key(s) > self._key(sample)]
         return min(below, key=self._loss, default=None)
 
     def _loss(self, sample: Sample) -> tuple[bool, float, int]:
@@ -416,7 +416,7 @@ class Scheduler:
         together = sample.group.samples if sample.group.beam is not None else [sample]
         group = sample.group
         for member in together:
-            if member.phase is not Phase.RUNNING:
+            if not member.is_admitted:
                 continue
             self._cache.copied(self._plan.drop(member))
             self._leave(member)

@@ -8,15 +8,14 @@ and before the engine closes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol, TypeVarTuple, Unpack
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 
-from ..errors import OctavoError, describe
 from ..storage.naming import TOKEN_BYTES, BlockName, Namespace, Shelf, names_after
 from ..storage.tier_manager import TierManager
 from .checkpoint import Checkpoint
@@ -38,6 +37,7 @@ IDLE_BLOCKS = 256
 NAMES_IN_LOOP = 64
 """Names that are computed in the event loop; longer chains are computed in a thread."""
 
+Ts = TypeVarTuple("Ts")
 Post = Callable[[Callable[[], None]], None]
 
 
@@ -98,10 +98,10 @@ class Tiering:
         async with anyio.create_task_group() as tasks:
             self._tasks, self._post = tasks, loop.post
             self.loads.start(tasks, loop.post)
-            tasks.start_soon(self.manager.run)
-            tasks.start_soon(self.warming.run, loop.at_edge)
+            self._spawn(self.manager.run)
+            self._spawn(self.warming.run, loop.at_edge)
             if self._config.checkpoint_interval > 0 and self.manager.has_persistent:
-                tasks.start_soon(self._checkpoint_now_and_then)
+                self._spawn(self._checkpoint_now_and_then)
             task_status.started()
             await anyio.sleep_forever()
 
@@ -132,9 +132,10 @@ class Tiering:
         if self._config.demotion == "selective" and not run.entry.hits:
             return
         shelf = run.namespace.shelf()
-        meta = meta_of(run.entry, self._clock(), self._wall())
         missing = self.manager.absent(shelf, run.names, to="first")
-        heads = heads_of(run)
+        if not missing:
+            return
+        heads, meta = heads_of(run), meta_of(run.entry, self._clock(), self._wall())
         self.exports.now(
             Export(run.blocks[i], shelf, heads[i], meta, self._evicted)
             for i in missing
@@ -149,11 +150,11 @@ class Tiering:
 
     def arrived(self, sequence: Sequence) -> None:
         """A request came: ask the tiers that cannot tell at once, and bring what lies low up to the first tier."""
-        if self._tasks is None or not (self.manager.must_ask() or self.manager.can_prefetch):
+        if not (self.manager.must_ask() or self.manager.can_prefetch):
             return
         if self.manager.must_ask():
             self._looking.add(sequence.seq_id)
-        self._tasks.start_soon(self._look, sequence)
+        self._spawn(self._look, sequence)
 
     def is_looking(self, sequence: Sequence) -> bool:
         """Whether a tier is still being asked what it has for this sequence; bounded by the tiers' deadlines."""
@@ -167,8 +168,8 @@ class Tiering:
 
     def distrusted(self, namespace: Namespace, names: list[BlockName]) -> None:
         """These blocks may be bad: tiers must not bring them back."""
-        if names and self._tasks is not None:
-            self._tasks.start_soon(self.manager.forget, namespace.shelf(), names)
+        if names:
+            self._spawn(self.manager.forget, namespace.shelf(), names)
 
     def preempted(self, sequence: Sequence) -> None:
         """The same for one that has to make room and comes back: what it computed is wanted again for certain."""
@@ -181,6 +182,13 @@ class Tiering:
         return seconds if reload is None else min(seconds, reload)
 
     # from the loop
+
+    async def bring_in(self) -> None:
+        """Copy some of what was loaded to the device. Before the plan; what was evicted since the last step goes out
+        first, since its blocks may be the ones that are written.
+        """
+        await self.exports.run(0)
+        await self.loads.bring_in()
 
     async def save(self, *, is_idle: bool) -> None:
         """Make the copies that cannot wait, and some that can. Between plan and step."""
@@ -224,9 +232,6 @@ class Tiering:
             else:
                 names = names_after(shelf.namespace, tokens, size)
             await self.manager.ask(shelf, names)
-        except OctavoError as error:
-            self._logger.warning("the tiers could not be asked", error=describe(error))
-            return
         finally:
             self._looking.discard(sequence.seq_id)
             self._post(_nothing)
@@ -244,10 +249,18 @@ class Tiering:
     async def _checkpoint_now_and_then(self) -> None:
         while True:
             await anyio.sleep(self._config.checkpoint_interval)
-            try:
-                await self.checkpoint.make(self._post, self._config.checkpoint_interval)
-            except OctavoError as error:
-                self._logger.warning("a checkpoint could not be made", error=describe(error))
+            await self._kept_alive(self.checkpoint.make, self._post, self._config.checkpoint_interval)
+
+    def _spawn(self, work: Callable[[Unpack[Ts]], Awaitable[object]], *args: *Ts) -> None:
+        if self._tasks is not None:
+            self._tasks.start_soon(self._kept_alive, work, *args)
+
+    async def _kept_alive(self, work: Callable[[Unpack[Ts]], Awaitable[object]], *args: *Ts) -> None:
+        """Run ``work``; what it raises is told, and costs nobody else anything."""
+        try:
+            await work(*args)
+        except Exception as error:  # a fault of the tiers must never end the engine
+            self._logger.error("work on the tiers failed", work=work.__qualname__, exc_info=error)
 
     def _write_through(self, sequence: Sequence, *, second_use: bool) -> None:
         node = sequence.node

@@ -85,8 +85,12 @@ class Warming:
     def _begin(self, path: SequenceOf[Listed], done: anyio.Event) -> bool:
         tokens = array("i", b"".join(each.head.tokens for each in path))
         sequence = Sequence(self._new_id(), tokens, self._namespace, block_size=self._cache.block_size)
-        if self._cache.pool.free < len(path) or self._cache.try_admit(sequence, resumed=True) is None:
+        if self._cache.pool.free < len(path):
             return False
+        admission = self._cache.try_admit(sequence, resumed=True)
+        if admission is None:
+            return False
+        self._cache.forgo_copy(sequence, admission.copies)
 
         def finished(outcome: LoadOutcome) -> None:
             self.warmed_blocks += outcome.blocks

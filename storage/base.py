@@ -257,7 +257,7 @@ class PersistenceBackend(ABC):
     async def open(self, location: str, geometry: TierGeometry) -> Tier:
         """The snapshot at ``location`` as an open tier that takes no writes.
 
-        :raises FingerprintMismatch: when it belongs to another model, geometry or format; the message says what differs.
+        :raises FingerprintMismatch: when it belongs to another model, geometry or format; the message says what.
         :raises StorageError: when there is none or it cannot be read.
         """
 
