@@ -57,7 +57,7 @@ async def mount(config: EngineConfig, geometry: TierGeometry, restore: str | Non
             raise
         logger.warning("the snapshot cannot be used; the engine starts cold", snapshot=restore, reason=str(error))
         return Mounts(tuple(mounted), backend, str(error))
-    return Mounts((*mounted, Mounted(SNAPSHOT_TIER, snapshot)), backend, None)
+    return Mounts((*mounted, Mounted(SNAPSHOT_TIER, snapshot, is_open=True)), backend, None)
 
 
 def _tier(name: str, config: EngineConfig, geometry: TierGeometry) -> Tier:

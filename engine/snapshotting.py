@@ -143,7 +143,7 @@ class Snapshots:
     async def take_in(self, snapshot: Tier) -> int:
         """Copy what an open snapshot holds into the tiers; returns how many blocks they took."""
         source = TierManager(
-            [Mounted("import", snapshot)],
+            [Mounted("import", snapshot, is_open=True)],
             self._codec,
             ManagerSettings(),
             clock=self._outside.clock,

@@ -22,9 +22,10 @@ import os
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
+import xxhash
 
 from .disk_index import FORMAT, SIDE_FILES
 from .disk_segments import segment_number
@@ -47,6 +48,13 @@ class Identified(msgspec.Struct, frozen=True):
 
     format: int
     identity: Identity
+    check: str
+    """XXH3-64 over both, so that a damaged number is not taken for a later format."""
+
+    @classmethod
+    def of(cls, identity: Identity, version: int = FORMAT) -> Self:
+        """What this version of Octavo writes."""
+        return cls(version, identity, xxhash.xxh3_64_hexdigest(f"{version} {identity.digest}".encode()))
 
 
 class OtherHome(NamedTuple):
@@ -64,6 +72,8 @@ class DiskFolder:
     def __init__(self, fs: Filesystem, root: Path, identity: Identity, wall: Callable[[], float]) -> None:
         self.root = Path(os.path.realpath(root))
         self.home = self.root / identity.digest[:16]
+        self.newer: Path | None = None
+        """Where ``prepare`` has moved what a later version of Octavo wrote."""
         self._fs = fs
         self._identity = identity
         self._wall = wall
@@ -87,13 +97,13 @@ class DiskFolder:
         lock = self._fs.lock(self.home / LOCK)
         if self.is_newer():
             lock.close()
-            self.set_home_aside()
+            self._set_home_aside()
             return self.prepare()
         try:
             self._set_strangers_aside()
             self._tighten()
-            if read_identity(self._fs, self.home) != Identified(FORMAT, self._identity):
-                self._replace(self.home / IDENTITY, msgspec.json.encode(Identified(FORMAT, self._identity)))
+            if read_identity(self._fs, self.home) != Identified.of(self._identity):
+                self._replace(self.home / IDENTITY, msgspec.json.encode(Identified.of(self._identity)))
             self.stamp()
         except BaseException:
             lock.close()
@@ -128,12 +138,11 @@ class DiskFolder:
         self._fs.fsync_folder(path.parent)
         return target
 
-    def set_home_aside(self) -> Path:
-        """The same for the whole folder, which a later version wrote."""
-        target = free_name(self.home, "newer")
-        self._fs.rename(self.home, target)
+    def _set_home_aside(self) -> None:
+        """The same for the whole folder."""
+        self.newer = free_name(self.home, "newer")
+        self._fs.rename(self.home, self.newer)
         self._fs.fsync_folder(self.root)
-        return target
 
     def other_homes(self) -> list[Path]:
         """Folders of all other identities."""
@@ -214,9 +223,10 @@ class DiskFolder:
 def read_identity(fs: Filesystem, home: Path) -> Identified | None:
     """What a folder belongs to; ``None`` when nothing readable says so."""
     try:
-        return msgspec.json.decode(fs.read_file(home / IDENTITY, _SMALL_BYTES), type=Identified)
+        found = msgspec.json.decode(fs.read_file(home / IDENTITY, _SMALL_BYTES), type=Identified)
     except (OSError, msgspec.DecodeError, ValueError):
         return None
+    return found if found == Identified.of(found.identity, found.format) else None
 
 
 def is_ours(item: FolderItem) -> bool:

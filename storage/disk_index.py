@@ -37,15 +37,13 @@ _TABLE = (
 _NUMBERS = struct.Struct("<5q")
 _ROW_BYTES = 640  # more than a row of one block takes, tokens aside
 
+_FAULTS = (sqlite3.Error, UnicodeDecodeError)  # the latter when SQLite quotes what is damaged
+
 _SqlRow = tuple[int, bytes, bytes, bytes, bytes, int, bytes, int, int, int, bytes, int]
 
 
 class BrokenIndex(StorageError):
     """The database cannot be used; set it aside and make another from the segments."""
-
-
-class NewerFormat(StorageError):
-    """A later version of Octavo wrote it."""
 
 
 class Row(NamedTuple):
@@ -79,7 +77,6 @@ class DiskIndex:
         what the segments hold, and then to be called ``complete``.
 
         :raises BrokenIndex: when it is damaged, empty, no database, or somebody else's.
-        :raises NewerFormat: when it has a later format.
         :raises OSError: when it cannot be made or reached.
         """
         is_new = not read_only and _make(fs, path)
@@ -92,10 +89,10 @@ class DiskIndex:
             else:
                 _check_kind(connection)
             return cls(fs, path, connection, is_new=is_new)
-        except (sqlite3.Error, BrokenIndex, NewerFormat) as err:
+        except (*_FAULTS, BrokenIndex) as err:
             if connection is not None:
                 connection.close()
-            if isinstance(err, StorageError):
+            if isinstance(err, BrokenIndex):
                 raise
             raise BrokenIndex(f"{path.name} cannot be used: {describe(err)}") from err
 
@@ -113,7 +110,7 @@ class DiskIndex:
                     self.dropped.append(raw[0])
                 else:
                     yield row
-        except sqlite3.Error as err:
+        except _FAULTS as err:
             raise BrokenIndex(f"{self.path.name} cannot be read: {describe(err)}") from err
 
     def complete(self) -> None:
@@ -208,7 +205,7 @@ def _connect(path: Path, sync: str, *, read_only: bool) -> sqlite3.Connection:
             connection.execute(f"PRAGMA {each}").fetchall()
         if not read_only:
             connection.execute("PRAGMA journal_mode = WAL").fetchall()
-    except sqlite3.Error:
+    except _FAULTS:
         connection.close()
         raise
     return connection
@@ -226,12 +223,12 @@ def _check_kind(connection: sqlite3.Connection) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()
     if application != (_APPLICATION,):
         raise BrokenIndex("the database is empty or not Octavo's")
-    if version[0] > FORMAT:
-        raise NewerFormat(f"the database has format {version[0]}; this Octavo reads up to {FORMAT}")
     if version == (0,):
         raise BrokenIndex("the database was never completed")
+    if version != (FORMAT,):  # that a later Octavo was here would be in ``identity.json`` too
+        raise BrokenIndex(f"the database has format {version[0]} instead of {FORMAT}")
     # nothing but our table: no trigger or view of a stranger is ever run
-    if version != (FORMAT,) or connection.execute("SELECT sql FROM sqlite_schema").fetchall() != [(_TABLE.encode(),)]:
+    if connection.execute("SELECT sql FROM sqlite_schema").fetchall() != [(_TABLE.encode(),)]:
         raise BrokenIndex("the database has other tables than Octavo's")
 
 

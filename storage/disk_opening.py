@@ -12,7 +12,7 @@ from ..telemetry.logging import Logger
 from .base import Head
 from .disk_entries import Entries, Entry
 from .disk_folder import DiskFolder
-from .disk_index import BrokenIndex, DiskIndex, NewerFormat, Row
+from .disk_index import BrokenIndex, DiskIndex, Row
 from .disk_segments import SegmentSet
 from .disk_state import DiskState
 from .disk_writer import BATCH_ROWS
@@ -51,12 +51,10 @@ class DiskOpener:
         """
         folder = self._folder()
         lock = folder.prepare()
+        if folder.newer is not None:
+            self._logger.warning("disk_tier_set_aside", path=str(folder.newer), problem="a later Octavo wrote it")
         try:
             return self._claimed(folder, lock)
-        except NewerFormat as err:
-            lock.close()
-            self._logger.warning("disk_tier_set_aside", path=str(folder.set_home_aside()), problem=str(err))
-            return self.open()
         except BaseException:
             lock.close()
             raise

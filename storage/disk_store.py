@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,19 +14,17 @@ from ..telemetry.logging import Logger, RateLimited
 from .base import Listed, Meta, Record, Stored, TierGeometry, TierStats
 from .compression import Compression, unpacker
 from .disk_erase import VerifyReport, erase, verify
-from .disk_opening import DiskOpener, is_damage, repair
+from .disk_opening import DiskOpener
+from .disk_puts import DiskPuts, Parts
 from .disk_reader import DiskReader
-from .disk_refused import Refused
 from .disk_room import DiskRoom
 from .disk_state import DiskState
-from .disk_writer import DiskWriter, bytes_of
+from .disk_writer import DiskWriter
 from .filesystem import Filesystem
-from .frame import ALIGN, Frame
+from .frame import ALIGN
 from .naming import BlockName, Shelf
 
 LOG_SECONDS = 60.0
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_SQLITE_FULL = 13
 _NOTHING: frozenset[BlockName] = frozenset()
 
 
@@ -44,16 +41,6 @@ class StoreSettings:
     itemsize: int
     strict: bool
     read_only: bool
-
-
-class _Parts:
-    """What works on one open folder."""
-
-    def __init__(self, state: DiskState, writer: DiskWriter, room: DiskRoom, reader: DiskReader) -> None:
-        self.state = state
-        self.writer = writer
-        self.room = room
-        self.reader = reader
 
 
 class DiskStore:
@@ -87,11 +74,16 @@ class DiskStore:
             logger=logger,
         )
         self._writing = threading.Lock()
-        self._parts: _Parts | None = None
+        self._parts: Parts | None = None
         self._closing = False
-        self._refused = Refused(clock)
-        self._problem = ""
-        self._paused_until: float | None = None
+        self._puts = DiskPuts(
+            fs,
+            settings.path,
+            retry_seconds=settings.retry_seconds,
+            clock=clock,
+            logger=logger,
+            log=self._log,
+        )
 
     def open(self) -> None:
         """Find the blocks that are there.
@@ -101,17 +93,13 @@ class DiskStore:
         """
         with self._exclusive():
             if self._settings.read_only:
-                self._parts = self._view("opened with read_only")
-                return
-            try:
-                self._parts = self._assemble(self._opener.open())
-                self._trim(self._parts)
-            except (OSError, sqlite3.Error, StorageError) as err:
-                self._release()
+                self._puts.problem = "opened with read_only"
+                self._parts = self._view()
+            elif (problem := self._claim()) is not None:
                 if self._settings.strict:
-                    raise StorageError(self._why(err)) from err
-                self._parts = self._view(self._why(err))
-                self._logger.warning("disk_tier_takes_no_writes", problem=self._problem)
+                    raise StorageError(self._why(problem)) from problem
+                self._puts.pause(self._why(problem))
+                self._parts = self._view()
 
     def put(self, shelf: Shelf, records: Sequence[Record]) -> list[bool]:
         """Keep ``records``; for each, whether it is kept."""
@@ -124,10 +112,11 @@ class DiskStore:
                 if len(record.data) == self._geometry.record_bytes
                 and parts.state.entries.get(shelf, record.head.name) is None
             }
-            if self._may_write(parts):
-                self._store_all(parts, shelf, self._refused.without_followers(new))
+            if new and self._puts.may_try and self._is_writable():
+                parts = self._open_parts()
+                self._puts.put(parts, shelf, new)
             kept = [parts.state.entries.get(shelf, record.head.name) is not None for record in records]
-            self._refused.note(records, kept)
+            self._puts.note(records, kept)
             parts.state.counters.declined += kept.count(False)
             return kept
 
@@ -162,13 +151,14 @@ class DiskStore:
             gone = sum(parts.state.forget(entry) for entry in found)
             if gone and parts.state.index is not None:
                 with self._mapped("delete from"):
-                    self._commit_removed(parts)
+                    self._puts.flush(parts)
             return gone
 
     def erase(self, tenant: bytes) -> int:
         """Overwrite a tenant's blocks."""
         with self._exclusive(), self._mapped("erase from"):
             parts = self._open_parts()
+            self._puts.flush(parts)
             return erase(parts.state, parts.writer, parts.room, tenant)
 
     def flush(self) -> None:
@@ -177,13 +167,13 @@ class DiskStore:
             parts = self._open_parts()
             if parts.state.index is not None:
                 with self._mapped("flush"):
-                    parts.writer.flush()
+                    self._puts.flush(parts)
 
     def compact(self) -> int:
         """Rewrite the segments that have dead bytes; returns how many. Reads go on meanwhile."""
         with self._exclusive(), self._mapped("compact"):
             parts = self._open_parts()
-            parts.writer.flush()
+            self._puts.flush(parts)
             return parts.room.compact()
 
     def verify(self) -> VerifyReport:
@@ -203,7 +193,7 @@ class DiskStore:
 
     def stats(self) -> TierStats:
         """From memory."""
-        parts, problem = self._parts, self._problem
+        parts, problem = self._parts, self._puts.problem
         if parts is None:
             return TierStats(capacity=self._settings.capacity, healthy=False, problem=problem or "not open")
         state = parts.state
@@ -259,13 +249,13 @@ class DiskStore:
         if parts.state.lock is not None:
             parts.state.lock.close()
 
-    def _open_parts(self) -> _Parts:
+    def _open_parts(self) -> Parts:
         parts = self._parts
         if parts is None or self._closing:
             raise StorageError("the disk tier is not open")
         return parts
 
-    def _assemble(self, state: DiskState) -> _Parts:
+    def _assemble(self, state: DiskState) -> Parts:
         settings = self._settings
         writer = DiskWriter(state, self._compression, settings.segment_bytes - ALIGN)
         room = DiskRoom(
@@ -276,87 +266,50 @@ class DiskStore:
             free_floor=settings.free_floor,
         )
         packed = unpacker(settings.itemsize)
-        return _Parts(
+        return Parts(
             state, writer, room, DiskReader(state, packed, self._geometry.record_bytes, self._logger, self._log)
         )
 
-    def _view(self, problem: str) -> _Parts:
+    def _is_writable(self) -> bool:
+        """Whether blocks can be written; a folder that could not be, or was another engine's, is tried again."""
+        if self._open_parts().state.index is not None:
+            return True
+        if self._settings.read_only:
+            return False
+        if (problem := self._claim()) is not None:
+            self._puts.pause(self._why(problem))
+            return False
+        self._puts.resume()
+        return True
+
+    def _claim(self) -> Exception | None:
+        """Open the folder for writing; what was open before stays when that fails."""
+        before, self._parts = self._parts, None
+        try:
+            self._parts = self._assemble(self._opener.open())
+            self._trim(self._parts)
+        except (OSError, sqlite3.Error, StorageError) as err:
+            self._release()
+            self._parts = before
+            return err
+        return None
+
+    def _view(self) -> Parts:
         """For reading only; empty when that is not possible either."""
-        self._problem = problem
         try:
             return self._assemble(self._opener.view())
         except OSError as err:
-            self._problem = f"{problem}; and nothing can be read: {describe(err)}"
+            self._puts.problem += f"; and nothing can be read: {describe(err)}"
             return self._assemble(self._opener.nothing())
 
-    def _trim(self, parts: _Parts) -> None:
+    def _trim(self, parts: Parts) -> None:
         """After opening: what has become useless goes, and the bound may be a smaller one than last time."""
-        parts.writer.flush()
+        self._puts.flush(parts)
         parts.room.remove_dead()
         parts.room.remove_others(self._settings.keep_foreign_seconds)
         parts.room.make(0, 0, _NOTHING)
 
-    def _store_all(self, parts: _Parts, shelf: Shelf, records: Sequence[Record]) -> None:
-        keep = frozenset(record.head.parent for record in records)
-        for batch in parts.writer.batches(parts.writer.frames(shelf, records)):
-            if not self._store(parts, batch, keep):
-                break
-
-    def _store(self, parts: _Parts, frames: Sequence[Frame], keep: frozenset[BlockName]) -> bool:
-        """Write one batch; a second time after a failure, with some old blocks less when the disk is full."""
-        failure = self._try_store(parts, frames, keep)
-        if isinstance(failure, Exception):
-            with contextlib.suppress(OSError, sqlite3.Error, StorageError):
-                self._make_amends(parts, failure, sum(map(bytes_of, frames)))
-            failure = self._try_store(parts, frames, keep)
-        if isinstance(failure, Exception):
-            self._pause(failure)
-            return False
-        return failure
-
-    def _try_store(self, parts: _Parts, frames: Sequence[Frame], keep: frozenset[BlockName]) -> bool | Exception:
-        need = sum(bytes_of(frame) for frame in frames)
-        try:
-            parts.state.settle()
-            if not parts.room.make(need, max(len(frame.head.tokens) for frame in frames), keep):
-                return False
-            parts.writer.write(frames)
-        except (OSError, sqlite3.Error) as err:
-            return err
-        self._resume()
-        return True
-
-    def _make_amends(self, parts: _Parts, failure: Exception, need: int) -> None:
-        if is_damage(failure):
-            self._log.log(self._logger.warning, "disk_tier_index_rebuilt", problem=describe(failure))
-            repair(self._fs, parts.state)
-        elif _is_full(failure):
-            parts.room.free(2 * need)
-
-    def _commit_removed(self, parts: _Parts) -> None:
-        try:
-            parts.writer.flush()
-        except sqlite3.Error as err:
-            if not is_damage(err):
-                raise
-            repair(self._fs, parts.state)
-
-    def _may_write(self, parts: _Parts) -> bool:
-        if parts.state.index is None:
-            return False
-        return self._paused_until is None or self._clock() >= self._paused_until
-
-    def _pause(self, failure: Exception) -> None:
-        self._paused_until = self._clock() + self._settings.retry_seconds
-        self._problem = f"cannot write to {self._settings.path}: {describe(failure)}"
-        self._log.log(self._logger.warning, "disk_tier_takes_no_writes", problem=self._problem)
-
-    def _resume(self) -> None:
-        if self._paused_until is not None:
-            self._paused_until, self._problem = None, ""
-            self._logger.info("disk_tier_takes_writes_again", path=str(self._settings.path))
-
-    def _note(self, parts: _Parts, shelf: Shelf, metas: Mapping[BlockName, Meta]) -> None:
+    def _note(self, parts: Parts, shelf: Shelf, metas: Mapping[BlockName, Meta]) -> None:
         entries = parts.state.entries
         for name, meta in metas.items():
             if (entry := entries.get(shelf, name)) is not None:
@@ -375,9 +328,3 @@ class DiskStore:
         if isinstance(error, BlockingIOError):
             return f"{path} is in use by another engine; give each engine that writes a folder of its own"
         return f"cannot write to {path}: {describe(error)}"
-
-
-def _is_full(error: Exception) -> bool:
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", 0) == _SQLITE_FULL
-    return isinstance(error, OSError) and error.errno in _FULL

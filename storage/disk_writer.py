@@ -80,14 +80,17 @@ class DiskWriter:
         state = self._state
         index = writable(state)
         state.settle()
-        changed = list(state.dirty.items())
-        while changed or state.removed:
+        rows = list(state.dirty)
+        while state.removed or rows:
             index.tidy()
-            some, changed = changed[:1024], changed[1024:]
-            index.commit(removed=state.removed, noted=[(row, state.entries.meta_outside(each)) for row, each in some])
+            some = [entry for row in rows[:1024] if (entry := state.dirty.pop(row, None)) is not None]
+            del rows[:1024]
+            try:  # what changes from here on is dirty again
+                index.commit(removed=state.removed, noted=[(e.row, state.entries.meta_outside(e)) for e in some])
+            except BaseException:
+                state.dirty.update({entry.row: entry for entry in some})
+                raise
             state.removed.clear()
-            for row, _ in some:
-                state.dirty.pop(row, None)
 
     def _move(self, number: int, entries: Sequence[Entry]) -> None:
         state = self._state

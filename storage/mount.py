@@ -233,10 +233,9 @@ class Mount:
 
     async def open(self) -> None:
         """:raises StorageError: when the tier cannot be used."""
-        if self.opened:
-            return
         try:
-            await self._calls.run(self.tier.open, self.settings.open_deadline)
+            if not self.opened:
+                await self._calls.run(self.tier.open, self.settings.open_deadline)
         except Exception as error:
             self.counters.failures += 1
             with suppress(StorageError):

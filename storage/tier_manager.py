@@ -246,15 +246,15 @@ class TierManager:
     # control
 
     async def forget(self, shelf: Shelf, names: Sequence[BlockName]) -> int:
-        """Delete blocks from all tiers and queues; returns how many copies there were.
-
-        :raises StorageError: when a tier could not; the others have. Call it again then.
+        """Delete blocks from all tiers and queues; returns how many copies there were. Best effort: a tier that fails
+        may still have them.
         """
         gone = set(names)
-        return await self._everywhere(
+        count, _ = await self._everywhere(
             lambda mount: mount.delete(shelf, names),
             lambda item: item.shelf == shelf and item.head.name in gone,
         )
+        return count
 
     async def erase(self, tenant: bytes) -> int:
         """Delete all blocks of a tenant from all tiers and queues, with what is being written; returns how many copies
@@ -262,14 +262,21 @@ class TierManager:
 
         :raises StorageError: when a tier could not; the others have. Call it again then.
         """
-        return await self._everywhere(lambda mount: mount.erase(tenant), lambda item: item.shelf.tenant == tenant)
+        count, errors = await self._everywhere(
+            lambda mount: mount.erase(tenant), lambda item: item.shelf.tenant == tenant
+        )
+        if errors:
+            raise StorageError(f"not erased everywhere: {'; '.join(map(str, errors))}") from errors[0]
+        return count
 
-    async def _everywhere(self, delete: Callable[[Mount], Awaitable[int]], meant: Callable[[Item], bool]) -> int:
+    async def _everywhere(
+        self, delete: Callable[[Mount], Awaitable[int]], meant: Callable[[Item], bool]
+    ) -> tuple[int, list[StorageError]]:
         """Under the locks of all writers, so that none carries a block past a tier that was done already. The queues
         come last: what was offered meanwhile goes as well.
         """
         self._writer.forgotten += 1
-        count, errors = 0, []
+        count, errors = 0, list[StorageError]()
         async with AsyncExitStack() as stack:
             for mount in self._mounts:
                 await stack.enter_async_context(mount.writing)
@@ -280,9 +287,7 @@ class TierManager:
                     errors.append(error)
             for mount in self._mounts:
                 count += mount.queue.remove(meant)
-        if errors:
-            raise StorageError(f"not forgotten everywhere: {'; '.join(map(str, errors))}") from errors[0]
-        return count
+        return count, errors
 
     async def children(self, shelf: Shelf, parent: BlockName) -> list[Listed]:
         """The blocks right after ``parent``, each once, as far as tiers can tell."""

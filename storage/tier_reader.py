@@ -123,10 +123,11 @@ class TierReader:
         """Read one batch: each block from the fastest tier that has it, then from the next ones."""
         fetched, tried = Fetched(), set[tuple[Mount, int]]()
         for mount, sure in self._sources():
+            reach = Reach(mount, shelf, names)
             wanted = {
                 at: name
                 for at, name in enumerate(names)
-                if at not in fetched.found and (mount, at) not in tried and (not sure or mount.holds(shelf, name))
+                if at not in fetched.found and (mount, at) not in tried and (not sure or reach.covers(at))
             }
             tried.update((mount, at) for at in wanted)
             if wanted:

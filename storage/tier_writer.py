@@ -169,7 +169,8 @@ class TierWriter:
             for shelf, record in spilled
             if not below.keeps(shelf, record.head.name)
         ]
-        below.counters.dropped += len(items) - below.queue.add(items)
+        below.queue.add(items)
+        below.counters.dropped += sum(below.queue.find(item.shelf, item.head.name) is None for item in items)
 
     def _give_up(self, mount: Mount, items: Iterable[Item]) -> None:
         """What a tier did not take goes to the next one that has room, if it may, or nowhere."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -232,9 +234,15 @@ def test_a_second_engine_reads_only(bench: Bench, caplog: pytest.LogCaptureFixtu
             assert second.put(SHELF, SAMPLES.chain(SHELF, 1, seed=1)) == [False]
             assert not second.stats().healthy
             assert "another engine" in second.stats().problem
-        assert len([record for record in caplog.records if "takes_no_writes" in record.message]) == 1
+        assert len([each for each in caplog.records if "takes_no_writes" in each.message]) == 1
         with pytest.raises(StorageError, match="another engine"):
             bench.store(strict=True).open()
+        third = bench.store()
+        third.open()
+    bench.clock.now += 60.0
+    assert third.put(SHELF, SAMPLES.chain(SHELF, 1, seed=1)) == [True], "the writer is gone"
+    assert kept(third, CHAIN) == [True] * 8
+    third.close()
     with bench.opened(strict=True) as store:
         assert store.stats().healthy
 
@@ -366,27 +374,26 @@ def _flat(record: Record) -> Record:
 def test_a_newer_format_is_set_aside(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     with bench.opened() as store:
         store.put(SHELF, CHAIN)
-    (bench.home / "identity.json").write_bytes(msgspec.json.encode(Identified(99, SAMPLES.identity)))
+    (bench.home / "identity.json").write_bytes(msgspec.json.encode(Identified.of(SAMPLES.identity, 99)))
     with bench.opened() as store:
         assert store.stats().healthy
         assert kept(store, CHAIN) == [False] * 8
         assert store.put(SHELF, CHAIN) == [True] * 8
     aside = bench.path / f"{bench.home.name}.newer-1"
     assert (aside / "index.sqlite").exists()
+    assert len([each for each in caplog.records if "set_aside" in each.message]) == 1
 
 
-def test_a_database_of_a_newer_format_is_set_aside(bench: Bench) -> None:
-    import sqlite3  # noqa: PLC0415
-
+def test_a_damaged_format_number_is_no_newer_format(bench: Bench) -> None:
     with bench.opened() as store:
         store.put(SHELF, CHAIN)
-    database = sqlite3.connect(bench.home / "index.sqlite")
-    database.execute("PRAGMA user_version = 99")
-    database.close()
+    path = bench.home / "identity.json"
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":9'))
+    with contextlib.closing(sqlite3.connect(bench.home / "index.sqlite")) as database:
+        database.execute("PRAGMA user_version = 99")
     with bench.opened() as store:
         assert store.stats().healthy
-        assert kept(store, CHAIN) == [False] * 8
-    assert (bench.path / f"{bench.home.name}.newer-1").is_dir()
+        assert kept(store, CHAIN) == [True] * 8
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,23 @@ def test_writes_pause_after_a_failure_and_go_on_when_it_is_over(bench: Bench, ca
         assert store.stats().healthy
 
 
+def test_a_folder_that_could_not_be_had_at_first_is_tried_again(bench: Bench) -> None:
+    with bench.opened() as store:
+        store.put(SHELF, CHAINS[0])
+    faults = Faults(0, 10**9, errno.ENOSPC)
+    bench.fs = RecordingFilesystem(bench.path, faults)
+    with bench.opened() as store:
+        assert store.put(SHELF, CHAINS[1]) == [False] * 4
+        assert kept(store, CHAINS[0]) == [True] * 4
+        assert not store.stats().healthy
+        faults.last = 0
+        assert store.put(SHELF, CHAINS[1]) == [False] * 4
+        bench.clock.now += 30.0
+        assert store.put(SHELF, CHAINS[1]) == [True] * 4
+        assert kept(store, CHAINS[0] + CHAINS[1]) == [True] * 8
+        assert store.stats().healthy
+
+
 def _not_a_folder(path: Path) -> None:
     path.write_text("a file")
 
