@@ -27,7 +27,7 @@ from .settings import ManagerSettings
 from .tier_copier import TierCopier
 from .tier_reader import TierReader
 from .tier_writer import Target, TierWriter
-from .write_queue import Batch, Item, Outgoing
+from .write_queue import USUAL_BATCH, Batch, Item, Outgoing
 
 __all__ = [
     "Batch",
@@ -190,13 +190,12 @@ class TierManager:
         """
         return 0 if self._closing else len(self._writer.offer(batch, to))
 
-    def has_room(self, to: Target) -> bool:
-        """False: an offer should be made later, when more has been written. True also when no tier would take it, since
-        waiting does not help then.
+    def room(self, to: Target) -> int:
+        """How many blocks an offer may have of which none is to be lost; 0: it should be made later, when more has been
+        written. A usual batch when no tier would take it, since waiting does not help then.
         """
-        targets = self._writer.targets(to)
-        ready = [mount.queue.is_ready() for mount in targets]
-        return (any(ready) if to == "first" else all(ready)) or not targets
+        rooms = [mount.queue.ready_for() for mount in self._writer.targets(to)]
+        return (max(rooms) if to == "first" else min(rooms)) if rooms else USUAL_BATCH
 
     async def persist(self, deadline: float) -> int:
         """Copy what only volatile tiers hold into the first persistent one and make it durable: the most valuable

@@ -120,7 +120,7 @@ class Bell:
         await self._event.wait()
 
 
-_USUAL_BATCH = 64
+USUAL_BATCH = 64
 _Key = tuple[Shelf, BlockName]
 
 
@@ -159,9 +159,12 @@ class WriteQueue:
         """How many more blocks would be taken."""
         return max(self._most - self.blocks - self._reserved, 0)
 
-    def is_ready(self) -> bool:
-        """Whether there is room for a usual batch, or for as much as there ever is."""
-        return self.room() >= _USUAL_BATCH or not self.blocks
+    def ready_for(self) -> int:
+        """How many blocks to bring now: none before there is room for a usual batch, or for as much as there ever is.
+        Then at least one, which is dropped where no block fits at all.
+        """
+        room = self.room()
+        return max(room, 1) if room >= USUAL_BATCH or not self.blocks else 0
 
     def reserve(self, count: int) -> int:
         """Keep room for up to ``count`` blocks until ``release``; returns for how many."""

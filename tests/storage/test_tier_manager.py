@@ -110,12 +110,12 @@ async def test_what_finds_no_room_goes_to_the_next_tier_or_is_counted_as_dropped
     assert rig.manager.peek(SHELF, NAMES) == Coverage((0,) * 4 + (1,) * 4)
     assert rig.manager.offer(batch_of(CHAIN), to="all") == 8
     assert [report.dropped for report in rig.manager.stats()] == [4 + 8, 8]
-    assert not rig.manager.has_room("first")
+    assert not rig.manager.room("first")
     await rig.manager.flush(10.0)
-    assert rig.manager.has_room("first")
+    assert rig.manager.room("first")
     assert (await rig.load(NAMES))[1] == (8, "missing")
     await rig.manager.close(1.0)
-    assert rig.manager.has_room("first")  # waiting would not help
+    assert rig.manager.room("first")  # waiting would not help
     assert rig.manager.offer(batch_of(CHAIN), to="first") == 0
     assert rig.manager.peek(SHELF, NAMES) == Coverage(())
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import anyio
 import anyio.lowlevel
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import StorageError
@@ -194,6 +194,7 @@ def test_right_blocks_or_none_whatever_the_tiers_do(steps: list[Step], bound: in
 
 
 @given(st.lists(use, max_size=25), st.sampled_from([4, 8, 300]))
+@example([("offer", (0, 0), 4, "all")], 4)  # what is spilled waits below already
 def test_with_sound_tiers_all_that_was_taken_comes_back(steps: list[Step], bound: int) -> None:
     async def run() -> None:
         rig = Rig(memory(bound), memory(), settings=ManagerSettings(batch_blocks=2, deadline=PATIENCE))

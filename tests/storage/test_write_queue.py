@@ -143,10 +143,10 @@ async def test_a_row_is_sealed_once_however_many_tiers_take_it() -> None:
 
 def test_is_ready_for_a_usual_batch_or_when_it_is_empty() -> None:
     small, large = queue_of(2), queue_of(100)
-    assert small.is_ready()
+    assert small.ready_for()
     small.add([item(0)])
-    assert not small.is_ready()
+    assert not small.ready_for()
     large.add(item(at) for at in range(12))
-    assert large.is_ready()
+    assert large.ready_for()
     large.reserve(30)
-    assert not large.is_ready()
+    assert not large.ready_for()
