@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections.abc import Callable
@@ -87,7 +88,9 @@ async def assemble(
     counters, new_id = Counters(), itertools.count().__next__
     fault = _reporter(outside)
     identity = Identity.of(
-        runner.info.identity, block_size=config.block_size, payload_bytes=runner.info.bytes_per_block
+        {**runner.info.identity, **_signature(config.storage_key)},
+        block_size=config.block_size,
+        payload_bytes=runner.info.bytes_per_block,
     )
     records = RecordCodec(
         block_size=config.block_size, payload_bytes=identity.payload_bytes, run=os.urandom(8), key=config.storage_key
@@ -147,6 +150,13 @@ async def assemble(
     control = Control(cache, loop, tiering, snapshots, pins, mounts.backend, geometry, clock=outside.clock)
     intake = Intake(runner.info, identity.digest, codec, config, clock=outside.clock, new_id=new_id)
     return Parts(runner, codec, intake, loop, tiering, control, counters)
+
+
+def _signature(key: bytes | None) -> dict[str, str]:
+    """Engines with different keys are different to tiers: they neither use nor disturb each other's blocks."""
+    if key is None:
+        return {}
+    return {"signed with": hashlib.blake2b(b"octavo-key", digest_size=8, key=key).hexdigest()}
 
 
 def _reporter(outside: Surroundings) -> Callable[[str, BaseException | str], None]:

@@ -4,13 +4,16 @@ it closes. So a restart, or a crash, costs what came after the last one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TypeVar
 
 import anyio
 
 from ..storage.base import Meta
 from ..storage.naming import BlockName, Shelf
 from ..storage.tier_manager import TierManager
+from .enlisting import SLICE_BLOCKS, Enlistment
 from .exports import EXPORT_BLOCKS, Export, Exports, TierSink, heads_of
 from .kv import CacheManager, ImageRun
 from .kv.image import most_valuable
@@ -23,6 +26,7 @@ NEWS = 1.0
 
 Post = Callable[[Callable[[], None]], None]
 Touches = dict[Shelf, dict[BlockName, Meta]]
+T = TypeVar("T")
 
 
 class Checkpoint:
@@ -45,57 +49,71 @@ class Checkpoint:
 
     async def make(self, post: Post, patience: float) -> None:
         """One checkpoint beside the running loop. ``patience``: seconds for what lies in other tiers."""
-        enlisted = anyio.Event()
         touches: Touches = {}
-
-        def enlist() -> None:
-            touches.update(self._enlist())
-            enlisted.set()
-
-        post(enlist)
-        await enlisted.wait()
-        while self._exports.outstanding(self._sink):
-            await anyio.sleep(POLL)
-            post(_nothing)  # an idle loop does not see by itself that a queue has room again
+        with closing(await _at_edge(post, lambda: self._begin(touches))) as enlistment:
+            while await _at_edge(post, enlistment.advance):
+                await self._settle(post, SLICE_BLOCKS)
+        await self._settle(post, 0)
         await self._note(touches)
         await self._manager.persist(patience)
         self.made += 1
 
     async def make_last(self, patience: float) -> None:
         """One when the loop has ended: nobody else uses the model's thread now."""
-        touches = self._enlist()
-        while self._exports.outstanding(self._sink):
-            if not await self._exports.run(EXPORT_BLOCKS):
-                await anyio.sleep(POLL)
+        touches: Touches = {}
+        with closing(self._begin(touches)) as enlistment:
+            while enlistment.advance():
+                await self._settle_alone(SLICE_BLOCKS)
+        await self._settle_alone(0)
         await self._note(touches)
         await self._manager.persist(patience)
         self.made += 1
 
-    def _enlist(self) -> Touches:
-        """See that what is missing below is exported, the most valuable first; what is there gets its news noted."""
-        touches: Touches = {}
-        since = self._clock() - self._last
-        self._last = self._clock()
-        image = self._cache.image(self._wall())
-        for run in (image[index] for index in most_valuable(image)):
-            shelf = run.namespace.shelf()
-            missing = self._manager.absent(shelf, run.names, to="persistent")
-            if missing:
-                self._exports.later(self._exported(run, shelf, missing))
-            if len(missing) < len(run.names) and run.meta.idle <= since * NEWS:
-                absent = set(missing)
-                touches.setdefault(shelf, {}).update(
-                    (name, run.meta) for i, name in enumerate(run.names) if i not in absent
-                )
-        return touches
+    async def _settle(self, post: Post, left: int) -> None:
+        """Until no more than ``left`` blocks are still to be exported: a few lists of them at a time are enough."""
+        while self._exports.outstanding(self._sink) > left:
+            await anyio.sleep(POLL)
+            post(_nothing)  # an idle loop does not see by itself that a queue has room again
 
-    def _exported(self, run: ImageRun, shelf: Shelf, missing: list[int]) -> list[Export]:
-        heads = heads_of(run)
-        return [Export(run.ids[i], shelf, heads[i], run.meta, self._sink) for i in missing]
+    async def _settle_alone(self, left: int) -> None:
+        while self._exports.outstanding(self._sink) > left:
+            if not await self._exports.run(EXPORT_BLOCKS):
+                await anyio.sleep(POLL)
+
+    def _begin(self, touches: Touches) -> Enlistment:
+        """See that what is missing below is exported, the most valuable first; what is there has its news put into
+        ``touches``. At a step edge.
+        """
+        since, self._last = self._clock() - self._last, self._clock()
+        image = self._cache.image(self._wall())
+
+        def exported(run: ImageRun, indices: Sequence[int]) -> list[Export]:
+            shelf, names = run.namespace.shelf(), [run.names[index] for index in indices]
+            absent = self._manager.absent(shelf, names, to="persistent")
+            if run.meta.idle <= since * NEWS:
+                there = set(names).difference(names[at] for at in absent)
+                touches.setdefault(shelf, {}).update(dict.fromkeys(there, run.meta))
+            heads = heads_of(run) if absent else []
+            return [Export(run.ids[indices[at]], shelf, heads[indices[at]], run.meta, self._sink) for at in absent]
+
+        return Enlistment([image[index] for index in most_valuable(image)], self._exports, exported)
 
     async def _note(self, touches: Touches) -> None:
         for shelf, metas in touches.items():
             await self._manager.touch(shelf, metas)
+
+
+async def _at_edge(post: Post, look: Callable[[], T]) -> T:
+    found: list[T] = []
+    done = anyio.Event()
+
+    def change() -> None:
+        found.append(look())
+        done.set()
+
+    post(change)
+    await done.wait()
+    return found[0]
 
 
 def _nothing() -> None:

@@ -30,8 +30,8 @@ class Sink(Protocol):
     """Where exported blocks go."""
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it takes blocks that can wait. Those that cannot are given to it all the same."""
+    def room(self) -> int:
+        """How many blocks that can wait it takes now. Those that cannot are given to it all the same."""
 
     def take(self, batch: Batch) -> None:
         """Take a batch, its payloads in place. Must not block."""
@@ -45,11 +45,21 @@ class TierSink:
         self._to: Target = to
 
     @property
-    def is_ready(self) -> bool:
-        return self._manager.has_room(self._to)
+    def room(self) -> int:
+        return self._manager.room(self._to)
 
     def take(self, batch: Batch) -> None:
         self._manager.offer(batch, to=self._to)
+
+
+class Watcher(Protocol):
+    """Whoever has an interest in blocks that nobody has promised yet."""
+
+    def evicted(self, blocks: Iterable[int]) -> None:
+        """These leave the cache: now is the last moment to promise them."""
+
+    def dropped(self, blocks: Iterable[int]) -> None:
+        """The contents of these are bad or not wanted any more."""
 
 
 class NamedRun(Protocol):
@@ -96,6 +106,7 @@ class Exports:
         self._urgent: list[Export] = []
         self._later: dict[int, list[Export]] = {}
         self._outstanding: Counter[Sink] = Counter()
+        self._watchers: list[Watcher] = []
 
     def outstanding(self, sink: Sink) -> int:
         """Blocks that ``sink`` was promised and has neither got nor lost yet."""
@@ -105,6 +116,19 @@ class Exports:
     def has_ready(self) -> bool:
         """Whether some block that can wait could be copied now."""
         return bool(self._ready(1))
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether some block is still to be copied when there is time, ready or not."""
+        return bool(self._later)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell ``watcher`` what leaves the cache from now on."""
+        self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """No longer. Idempotent."""
+        self._watchers = [other for other in self._watchers if other is not watcher]
 
     def now(self, exports: Iterable[Export]) -> None:
         """Copy these before the next step: their blocks are free already."""
@@ -120,8 +144,10 @@ class Exports:
                 known.append(export)
                 self._outstanding[export.sink] += 1
 
-    def evicted(self, blocks: Iterable[int], sink: Sink) -> set[int]:
+    def evicted(self, blocks: Sequence[int], sink: Sink) -> set[int]:
         """These blocks are free from now on. Returns those of them that ``sink`` has been promised already."""
+        for watcher in self._watchers:
+            watcher.evicted(blocks)
         promised = set()
         for block in blocks:
             exports = self._later.pop(block, [])
@@ -130,8 +156,10 @@ class Exports:
                 promised.add(block)
         return promised
 
-    def dropped(self, blocks: Iterable[int]) -> None:
+    def dropped(self, blocks: Sequence[int]) -> None:
         """The contents of these blocks are bad or not wanted any more."""
+        for watcher in self._watchers:
+            watcher.dropped(blocks)
         for block in blocks:
             for export in self._later.pop(block, ()):
                 self._settle(export)
@@ -154,7 +182,7 @@ class Exports:
         :raises EngineClosed: when the model's thread was closed.
         """
         work, self._urgent = self._urgent, []
-        for block in self._ready(spare):
+        for block in self._ready(spare, beside=len(work)):
             work += self._later.pop(block)
         for group in _grouped(work):
             await self._copy(group)
@@ -171,15 +199,17 @@ class Exports:
         if not self._outstanding[export.sink]:
             del self._outstanding[export.sink]
 
-    def _ready(self, count: int) -> list[int]:
+    def _ready(self, count: int, beside: int = 0) -> list[int]:
+        """Up to ``count`` blocks for which all their sinks have room, also if one queue takes all, with ``beside``
+        others: what found no room would be lost.
+        """
         ready: list[int] = []
-        open_sinks = {sink for sink in self._outstanding if sink.is_ready}
-        if not open_sinks:
-            return ready
+        rooms = {sink: sink.room - beside for sink in self._outstanding}
+        most = min(count, max(rooms.values(), default=0))
         for block, exports in self._later.items():
-            if len(ready) >= count:
+            if len(ready) >= most:
                 break
-            if all(export.sink in open_sinks for export in exports):
+            if all(rooms[export.sink] > len(ready) for export in exports):
                 ready.append(block)
         return ready
 

@@ -44,6 +44,8 @@ T = TypeVar("T")
 NewSequence = Callable[[SequenceGroup, SequenceOf[int]], Sequence]
 GOOD_STEPS_TO_WIDEN = 64
 TRANSFER_POLL = 0.001
+ROOM_POLL = 0.02
+"""Seconds between two looks of an idle loop whether a tier takes more of what waits to be exported."""
 RECOVERY_PAUSE = 0.01
 
 
@@ -259,7 +261,7 @@ class StepLoop:
 
     async def _wait(self) -> None:
         """Nothing can be computed: wait for news. What waits with nothing to wait for is told so."""
-        if self._tiering.has_work:
+        if self._tiering.has_work or self._inbox:  # what was posted since the plan may be what somebody waits for
             return
         stuck = None if self._scheduler.loading or self._scheduler.is_looking else self._scheduler.first_in_rank()
         if stuck is not None:
@@ -268,9 +270,10 @@ class StepLoop:
                 return
             await anyio.sleep(TRANSFER_POLL)
             return
-        if not self._inbox and not self._stopping:
+        if not self._stopping:
             self._news = anyio.Event()
-            await self._news.wait()
+            with anyio.move_on_after(ROOM_POLL if self._tiering.waits_for_room else None):
+                await self._news.wait()
 
     def _give_up(self, sample: Sample) -> None:
         error = OutOfBlocks(f"the request needs more blocks than can come free ({self.cache.available} can)")

@@ -8,7 +8,8 @@ be overwritten. So what gets into the snapshot is what the cache held at that on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from typing import NamedTuple, Protocol, TypeVar
 
 import anyio
@@ -20,8 +21,9 @@ from ..storage.naming import BlockName, Namespace, Shelf, names_after
 from ..storage.record import RecordCodec
 from ..storage.settings import ManagerSettings
 from ..storage.tier_manager import Batch, Loaded, Mounted, Outgoing, TierManager
-from .exports import Export, Exports, heads_of
-from .kv import CacheManager
+from .enlisting import SLICE_BLOCKS, Enlistment
+from .exports import EXPORT_BLOCKS, Export, Exports, heads_of
+from .kv import CacheManager, ImageRun
 from .surroundings import Surroundings
 
 POLL = 0.005
@@ -69,8 +71,8 @@ class SnapshotFeed:
         self._batches: deque[Batch] = deque()
 
     @property
-    def is_ready(self) -> bool:
-        return len(self._batches) < WAITING_BATCHES
+    def room(self) -> int:
+        return (WAITING_BATCHES - len(self._batches)) * EXPORT_BLOCKS
 
     @property
     def is_empty(self) -> bool:
@@ -124,8 +126,8 @@ class Snapshots:
         """
         feed = SnapshotFeed(self._codec, sink, self._outside.wall)
         try:
-            known = await self._at_edge(lambda: self._enlist(feed, within))
-            await self._drain(feed)
+            known = await self._enlist(feed, within)
+            await self._drain(feed, 0)
             device = feed.written
             if tiers and within is None:
                 await self._copy_all(self._manager, feed.write, known)
@@ -154,33 +156,42 @@ class Snapshots:
 
         async def offer(batch: Batch) -> None:
             nonlocal taken
-            while not self._manager.has_room("all"):  # noqa: ASYNC110  # room comes from many sides
-                await anyio.sleep(POLL)
-            taken += self._manager.offer(batch, to="all")
+            start = 0
+            while start < len(batch.blocks):
+                while not (room := self._manager.room("all")):  # noqa: ASYNC110  # room comes from many sides
+                    await anyio.sleep(POLL)
+                part = slice(start, start + room)
+                taken += self._manager.offer(Batch(batch.shelf, batch.blocks[part], batch.buffer[part]), to="all")
+                start += room
 
         await self._copy_all(source, offer, known=set())
         return taken
 
-    def _enlist(self, feed: SnapshotFeed, within: Prefix | None) -> set[BlockName]:
-        """At one step edge: what is to be copied from the device. Returns the names."""
+    async def _enlist(self, feed: SnapshotFeed, within: Prefix | None) -> set[BlockName]:
+        """See that the cache as it is at the next step edge is copied, or a prefix of it. Returns the names."""
         wanted = None if within is None else frozenset(self._names_of(within))
         found: set[BlockName] = set()
-        for run in self._cache.image(self._outside.wall()):
-            shelf = run.namespace.shelf()
-            exports = [
-                Export(block, shelf, head, run.meta, feed)
-                for block, head in zip(run.ids, heads_of(run), strict=True)
-                if wanted is None or head.name in wanted
-            ]
-            found.update(export.head.name for export in exports)
-            self._exports.later(exports)
+
+        def exported(run: ImageRun, indices: Sequence[int]) -> list[Export]:
+            shelf, heads = run.namespace.shelf(), heads_of(run)
+            chosen = [index for index in indices if wanted is None or heads[index].name in wanted]
+            found.update(heads[index].name for index in chosen)
+            return [Export(run.ids[index], shelf, heads[index], run.meta, feed) for index in chosen]
+
+        def begin() -> Enlistment:
+            return Enlistment(self._cache.image(self._outside.wall()), self._exports, exported)
+
+        with closing(await self._at_edge(begin)) as enlistment:
+            while await self._at_edge(enlistment.advance):
+                await self._drain(feed, SLICE_BLOCKS)
         return found
 
     def _names_of(self, prefix: Prefix) -> list[BlockName]:
         return names_after(prefix.namespace.shelf().namespace, prefix.tokens, self._cache.block_size)
 
-    async def _drain(self, feed: SnapshotFeed) -> None:
-        while self._exports.outstanding(feed) or not feed.is_empty:
+    async def _drain(self, feed: SnapshotFeed, left: int) -> None:
+        """Write until no more than ``left`` blocks are still to be exported, and nothing waits to be written."""
+        while self._exports.outstanding(feed) > left or not feed.is_empty:
             if feed.is_empty:
                 await anyio.sleep(POLL)
             await feed.write_one()

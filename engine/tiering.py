@@ -8,7 +8,8 @@ and before the engine closes.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
+from collections.abc import Sequence as SequenceOf
 from typing import Protocol, TypeVarTuple, Unpack
 
 import anyio
@@ -142,7 +143,7 @@ class Tiering:
             if run.blocks[i] not in promised
         )
 
-    def dropped(self, blocks: Iterable[int]) -> None:
+    def dropped(self, blocks: SequenceOf[int]) -> None:
         """The contents of these blocks must not get into any tier."""
         self.exports.dropped(blocks)
 
@@ -198,6 +199,11 @@ class Tiering:
     def has_work(self) -> bool:
         """Whether blocks wait to be exported when there is time."""
         return self.exports.has_ready
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether blocks wait until a tier takes them. Nobody tells when it does."""
+        return self.exports.has_waiting
 
     # looking
 

@@ -9,14 +9,15 @@ books clean.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
 import pytest
 
 from octavo import AsyncEngine, EngineConfig, RequestOutput, SamplingParams
-from octavo.engine import life
+from octavo.engine import life, mounting
 from octavo.engine.generation import Generation
 from octavo.engine.model.runner import StepInput
 from octavo.engine.model.text import TextCodec
@@ -24,6 +25,7 @@ from octavo.engine.plan import StepPlan
 from octavo.engine.sequence import Sample
 from octavo.engine.testing import FakeRunner
 from octavo.errors import CensusFailed
+from octavo.storage.base import Options, Tier, TierGeometry
 
 OnStep = Callable[[int], Awaitable[None]]
 EngineOf = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
@@ -62,6 +64,24 @@ class InlineThread:
         return True
 
 
+class Cellar:
+    """Stands in for the group of tier plug-ins: makes the tiers that a test hands in."""
+
+    def __init__(self, makers: Mapping[str, Callable[[TierGeometry], Tier]]) -> None:
+        self._makers = makers
+        self._name = ""
+
+    def find(self, name: str) -> None:
+        assert name in self._makers
+
+    def resolve(self, name: str) -> Cellar:
+        self._name = name
+        return self
+
+    def create(self, options: Options, geometry: TierGeometry) -> Tier:
+        return self._makers[self._name](geometry)
+
+
 class FakeClock:
     """Seconds that pass only when told to, and ``step`` with every look."""
 
@@ -81,7 +101,10 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def engine_of(monkeypatch: pytest.MonkeyPatch) -> EngineOf:
-    """``async with engine_of(runner=, codec=, clock=, on_step=, **config) as engine``."""
+    """``async with engine_of(runner=, codec=, clock=, on_step=, mounts=, restore=, **config) as engine``.
+
+    ``mounts``: tiers by name, fastest first, and how each is made.
+    """
 
     @asynccontextmanager
     async def opened(
@@ -90,15 +113,28 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> EngineOf:
         codec: TextCodec | None = None,
         clock: Callable[[], float] | None = None,
         on_step: OnStep | None = None,
+        wall: Callable[[], float] | None = None,
+        restore: str | os.PathLike[str] | None = None,
+        mounts: Mapping[str, Callable[[TierGeometry], Tier]] | None = None,
         **config: object,
     ) -> AsyncIterator[AsyncEngine]:
         thread = InlineThread()
         thread.on_step = on_step
-        settings = EngineConfig(**DEFAULTS | config)  # type: ignore[arg-type]  # names and values come from the tests
-        engine = AsyncEngine(runner=runner or FakeRunner(), codec=codec, config=settings, clock=clock or FakeClock())
+        own = {} if mounts is None else {"tiers": tuple(mounts)}
+        settings = EngineConfig(**DEFAULTS | own | config)  # type: ignore[arg-type]  # names and values come from the tests
+        engine = AsyncEngine(
+            runner=runner or FakeRunner(),
+            codec=codec,
+            config=settings,
+            restore=restore,
+            clock=clock or FakeClock(),
+            wall=wall or FakeClock(),
+        )
         failures: list[str] = []
         with monkeypatch.context() as patch:
             patch.setattr(life, "ModelThread", lambda: thread)
+            if mounts is not None:
+                patch.setattr(mounting, "STORAGE_TIERS", Cellar(mounts))
             await engine.__aenter__()
 
         def check() -> None:

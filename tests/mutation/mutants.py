@@ -47,6 +47,15 @@ IN_LEASES = ("tests/engine/kv/test_leases.py",)
 IN_EXPLAIN = ("tests/engine/kv/test_explain.py",)
 IN_IMAGE = ("tests/engine/kv/test_image.py",)
 IN_TENSORS = ("tests/engine/model/test_kv_tensors.py",)
+IN_TIERING = ("tests/engine/test_tiering.py",)
+IN_TIER_CANCELLATION = ("tests/engine/test_tier_cancellation.py",)
+IN_LOADING = ("tests/engine/test_loading.py",)
+IN_EXPORTS = ("tests/engine/test_exports.py",)
+IN_CHECKPOINT = ("tests/engine/test_checkpoint.py",)
+IN_SNAPSHOT = ("tests/engine/test_engine_snapshot.py",)
+IN_WARMING = ("tests/engine/test_warming.py",)
+IN_CONTROL = ("tests/engine/test_cache_control.py",)
+IN_PINS = ("tests/engine/test_pins.py",)
 
 
 class Mutant(NamedTuple):
@@ -818,4 +827,329 @@ TIERS = (
     ),
 )
 
-MUTANTS = KNOWN_FAULTS + MORE + TIERS
+TIERED_ENGINE = (
+    Mutant(
+        "evicted blocks are copied after the step that overwrites them",
+        "engine/loop.py",
+        "        await self._tiering.save(is_idle=not plan.rows)\n"
+        "        if not plan.rows:\n            await self._wait()\n",
+        "        if not plan.rows:\n"
+        "            await self._tiering.save(is_idle=True)\n            await self._wait()\n",
+        IN_TIERING,
+    ),
+    Mutant(
+        "the tiers do not hear of evictions",
+        "engine/assembly.py",
+        "    cache.watch(tiering)\n",
+        "",
+        IN_TIERING,
+    ),
+    Mutant(
+        "what a tier has already is copied out again",
+        "engine/tiering.py",
+        "            if not missing:\n                return  # what lies above is there too\n",
+        "            missing = list(range(len(run.names)))\n",
+        IN_TIERING,
+    ),
+    Mutant(
+        "selective writes everything",
+        "engine/tiering.py",
+        '        if self._config.demotion == "selective" and not run.entry.hits:\n            return\n',
+        "",
+        IN_TIERING,
+    ),
+    Mutant(
+        "a request waits although the tiers were asked",
+        "engine/tiering.py",
+        "            self._looking.discard(sequence.seq_id)\n",
+        "            pass\n",
+        IN_TIER_CANCELLATION,
+    ),
+    Mutant(
+        "loaded blocks are found before their bytes are there",
+        "engine/loading.py",
+        "        try:\n            await self._thread.call(self._runner.import_blocks,",
+        "        self._publish(load, blocks)\n        blocks, done = [], blocks\n        try:\n"
+        "            await self._thread.call(self._runner.import_blocks,",
+        IN_LOADING,
+        "the list of payloads is empty then, too",
+    ),
+    Mutant(
+        "blocks that the device did not take count as loaded",
+        "engine/loading.py",
+        '            self._end(load, LoadOutcome(0, "failed"))\n            return\n',
+        "",
+        IN_LOADING,
+    ),
+    Mutant(
+        "a load that was given up goes on",
+        "engine/loading.py",
+        "            load.is_over = True\n"
+        '            load.scope.cancel()\n            self.outcomes["given up"] += 1\n',
+        '            self.outcomes["given up"] += 1\n',
+        IN_LOADING + IN_TIER_CANCELLATION,
+    ),
+    Mutant(
+        "a request that is cancelled keeps its load",
+        "engine/scheduler.py",
+        "            self.loading.remove(sample)\n            self._tiering.loads.give_up(sample.sequence)\n",
+        "            self.loading.remove(sample)\n",
+        IN_LOADING,
+    ),
+    Mutant(
+        "the whole prompt is loaded and nothing is left to compute",
+        "engine/loading.py",
+        "        end = len(sequence.tokens) - (0 if whole else 1)\n",
+        "        end = len(sequence.tokens)\n",
+        IN_LOADING,
+    ),
+    Mutant(
+        "best effort waits for slow tiers",
+        "engine/loading.py",
+        "            coverage = coverage._replace(tiers=coverage.tiers[:at_hand])\n",
+        "",
+        IN_LOADING,
+    ),
+    Mutant(
+        "a request may wait for a tier for ever",
+        "engine/loading.py",
+        'deadline = self._config.promotion_timeout if self._config.promotion == "timeout" else None\n',
+        "deadline = None\n",
+        IN_LOADING,
+    ),
+    Mutant(
+        "a failed load is nobody's concern",
+        "engine/scheduler.py",
+        "            self._failed_loads.append((sample, outcome))\n",
+        "            pass\n",
+        IN_LOADING,
+    ),
+    Mutant(
+        "this run's blocks count as saved by the restart",
+        "engine/loading.py",
+        "            self.restored_tokens += 0 if block.own else size\n",
+        "            self.restored_tokens += size\n",
+        IN_LOADING,
+    ),
+    Mutant(
+        "a block is copied although its queue has no room",
+        "engine/exports.py",
+        "            if all(rooms[export.sink] > len(ready) for export in exports):\n",
+        "            if all(rooms[export.sink] > 0 for export in exports):\n",
+        IN_EXPORTS,
+    ),
+    Mutant(
+        "a copy that failed stays promised",
+        "engine/exports.py",
+        "        finally:\n            for export in group:\n                self._settle(export)\n",
+        "        for export in group:\n            self._settle(export)\n",
+        IN_EXPORTS,
+    ),
+    Mutant(
+        "bad blocks that wait are copied out",
+        "engine/exports.py",
+        "            for export in self._later.pop(block, ()):\n                self._settle(export)\n",
+        "            pass\n",
+        IN_EXPORTS,
+    ),
+    Mutant(
+        "an idle engine does not see that a queue has room again",
+        "engine/loop.py",
+        "anyio.move_on_after(ROOM_POLL if self._tiering.waits_for_room else None)",
+        "anyio.move_on_after(None)",
+        IN_TIERING,
+    ),
+    Mutant(
+        "a request is given up that had just become possible",
+        "engine/loop.py",
+        "        if self._tiering.has_work or self._inbox:",
+        "        if self._tiering.has_work:",
+        IN_TIERING,
+    ),
+    Mutant(
+        "closing saves nothing",
+        "engine/tiering.py",
+        "                await self.checkpoint.make_last(budget)\n",
+        "                pass\n",
+        IN_CHECKPOINT,
+    ),
+    Mutant(
+        "the last checkpoint does not wait for the queue",
+        "engine/checkpoint.py",
+        "            if not await self._exports.run(EXPORT_BLOCKS):\n                await anyio.sleep(POLL)\n",
+        "            if not await self._exports.run(EXPORT_BLOCKS):\n                break\n",
+        IN_CHECKPOINT,
+    ),
+    Mutant(
+        "a checkpoint takes the least valuable first",
+        "engine/checkpoint.py",
+        "[image[index] for index in most_valuable(image)]",
+        "image",
+        IN_CHECKPOINT,
+    ),
+    Mutant(
+        "what was evicted while a snapshot was begun is missing in it",
+        "engine/exports.py",
+        "        for watcher in self._watchers:\n            watcher.evicted(blocks)\n",
+        "",
+        IN_SNAPSHOT,
+    ),
+    Mutant(
+        "a snapshot that failed keeps its exports",
+        "engine/snapshotting.py",
+        "            self._exports.withdraw(lambda export: export.sink is feed)\n",
+        "            pass\n",
+        IN_SNAPSHOT,
+    ),
+    Mutant(
+        "a snapshot of one prefix holds everything",
+        "engine/snapshotting.py",
+        "if wanted is None or heads[index].name in wanted]",
+        "if heads[index].name]",
+        IN_SNAPSHOT,
+    ),
+    Mutant(
+        "a copy ends at the first block that cannot be had",
+        "engine/snapshotting.py",
+        "            names = names[outcome.blocks + 1 :]\n",
+        "            names = []\n",
+        IN_SNAPSHOT,
+    ),
+    Mutant(
+        "warming counts as use",
+        "engine/warming.py",
+        "self._loads.begin(sequence, names, finished, is_use=False)",
+        "self._loads.begin(sequence, names, finished, is_use=True)",
+        IN_WARMING,
+    ),
+    Mutant(
+        "warming evicts",
+        "engine/warming.py",
+        "        if self._cache.pool.free < len(path):\n            return False\n",
+        "",
+        IN_WARMING,
+    ),
+    Mutant(
+        "warming goes by hits before priority",
+        "engine/warming.py",
+        "    return meta.priority, meta.hits,",
+        "    return meta.hits, meta.priority,",
+        IN_WARMING,
+    ),
+    Mutant(
+        "erasing leaves what waits to be exported",
+        "engine/control.py",
+        "            self._tiering.exports.withdraw(lambda export: export.shelf.tenant == digest)\n",
+        "",
+        IN_CONTROL,
+    ),
+    Mutant(
+        "erasing leaves what waits to be written",
+        "storage/tier_manager.py",
+        "                count += mount.queue.remove(meant)\n",
+        "                pass\n",
+        IN_CONTROL,
+    ),
+    Mutant(
+        "erasing leaves the tenant's requests",
+        "engine/control.py",
+        "            if group.namespace.salt == tenant:\n                self._loop.abort(group)\n",
+        "            pass\n",
+        IN_CONTROL,
+    ),
+    Mutant(
+        "erasing leaves snapshots",
+        "engine/control.py",
+        "            erased += await self._backend.erase(location, digest)\n",
+        "            pass\n",
+        IN_CONTROL,
+    ),
+    Mutant(
+        "evicting a prefix leaves what tiers have of its continuations",
+        "engine/control.py",
+        "            ahead += await self._children(shelf, name)\n",
+        "            pass\n",
+        IN_CONTROL,
+    ),
+    Mutant(
+        "pins are for ever",
+        "engine/loop.py",
+        "        self._pins.expire(now)\n",
+        "",
+        IN_PINS,
+    ),
+    Mutant(
+        "the time of a pin is taken for a moment",
+        "engine/control.py",
+        "        return None if ttl is None else self._clock() + ttl\n",
+        "        return ttl\n",
+        IN_PINS,
+    ),
+    Mutant(
+        "tenants share a shelf",
+        "storage/naming.py",
+        "        parts = _framed(self.model) + _framed(self.adapter) + _framed(self.salt)\n"
+        "        return Shelf(hashlib.sha256(_SHELF + parts).digest(), tenant_digest(self.salt))\n",
+        "        parts = _framed(self.model) + _framed(self.adapter)\n"
+        "        return Shelf(hashlib.sha256(_SHELF + parts).digest(), tenant_digest(None))\n",
+        IN_TIERING,
+    ),
+    Mutant(
+        "no salt and an empty one are the same",
+        "storage/naming.py",
+        "    if part is None:\n",
+        "    if not part:\n",
+        IN_TIERING,
+    ),
+    Mutant(
+        "the checksum is not checked",
+        "storage/record.py",
+        "        if not hmac.compare_digest(check, self._check(data)):\n",
+        "        if not check:\n",
+        IN_LOADING,
+    ),
+    Mutant(
+        "any block will do",
+        "storage/record.py",
+        "        if head.name != name or tuple(names[:2]) != shelf or name_after(head.parent, head.tokens) != name:\n",
+        "        if tuple(names[:2]) != shelf:\n",
+        IN_LOADING,
+    ),
+    Mutant(
+        "the key signs nothing",
+        "storage/record.py",
+        "        digest = xxhash.xxh3_128() if self._key is None else hashlib.blake2b(digest_size=16, key=self._key)\n",
+        "        digest = xxhash.xxh3_128()\n",
+        IN_TIERING,
+    ),
+    Mutant(
+        "a clock that was ahead makes blocks live for ever",
+        "storage/base.py",
+        "        age = max(now - self.written, 0.0)\n",
+        "        age = now - self.written\n",
+        IN_SNAPSHOT,
+    ),
+    Mutant(
+        "time spent below does not count",
+        "storage/base.py",
+        "        ttl = None if self.ttl is None else max(self.ttl - age, 0.0)\n",
+        "        ttl = self.ttl\n",
+        ("tests/engine/test_retention_requests.py",),
+    ),
+    Mutant(
+        "an explanation leaves the tiers out",
+        "engine/control.py",
+        "[manager.names[index] for index in coverage.tiers]",
+        "[]",
+        ("tests/engine/test_explanation.py",),
+    ),
+    Mutant(
+        "a snapshot that is to be restored is forgotten",
+        "engine/mounting.py",
+        "    return Mounts((*mounted, Mounted(SNAPSHOT_TIER, snapshot, is_open=True)), backend, None)\n",
+        "    return Mounts(tuple(mounted), backend, None)\n",
+        ("tests/engine/test_mounting.py",),
+    ),
+)
+
+MUTANTS = KNOWN_FAULTS + MORE + TIERS + TIERED_ENGINE

@@ -1,12 +1,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
 from octavo import AsyncEngine
 from octavo.engine.kv import Census
 from octavo.engine.loop import StepLoop
+from octavo.errors import ModelError
+
+if TYPE_CHECKING:
+    from octavo.tests.system.demo_reference import Demo
+
+
+@pytest.fixture(scope="session")
+def demo() -> Demo:
+    """The demo model and its reference, loaded once for all tests."""
+    from octavo.tests.system import demo_reference  # noqa: PLC0415  # Transformers only for tests that need it
+
+    try:
+        return demo_reference.Demo()
+    except ModelError as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
 from ....errors import ModelError
@@ -37,30 +38,37 @@ def make_transfer(tensors: Sequence[Tensor], device: torch.device) -> BlockTrans
 
 
 class HostTransfer:
-    """Device memory is host memory. Copies piece by piece through buffers, at the speed of memory: an index operation
-    per tensor is no faster, and needs the rows in one array.
+    """Device memory is host memory. Copies tensor by tensor, all blocks at once, at the speed of memory and without the
+    interpreter's lock: whoever reads the next blocks meanwhile goes on.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._pieces: list[tuple[memoryview, int, int]] = []  # a tensor's memory, bytes of its piece, place in the row
+        self._pieces: list[tuple[UInt8Array, slice]] = []  # a tensor's memory, shape [blocks, bytes]; place in the row
         at = 0
         for tensor in tensors:
-            memory = tensor.view(torch.uint8).numpy().reshape(-1)
-            size = memory.nbytes // len(tensor)
-            self._pieces.append((memory.data, size, at))
-            at += size
+            memory: UInt8Array = tensor.view(torch.uint8).numpy().reshape(len(tensor), -1)
+            self._pieces.append((memory, slice(at, at + memory.shape[1])))
+            at += memory.shape[1]
 
     def read(self, blocks: Int32Array, out: UInt8Array) -> None:
-        for block, row in zip(blocks.tolist(), out, strict=True):
-            target = row.data
-            for memory, size, at in self._pieces:
-                target[at : at + size] = memory[block * size : (block + 1) * size]
+        for memory, columns in self._pieces:
+            out[:, columns] = memory[blocks]
 
     def write(self, blocks: Int32Array, rows: Sequence[UInt8Array]) -> None:
-        for block, row in zip(blocks.tolist(), rows, strict=True):
-            source = row.data
-            for memory, size, at in self._pieces:
-                memory[block * size : (block + 1) * size] = source[at : at + size]
+        if not rows:
+            return
+        source = _in_one(rows)
+        for memory, columns in self._pieces:
+            memory[blocks] = source[:, columns]
+
+
+def _in_one(rows: Sequence[UInt8Array]) -> UInt8Array:
+    """Rows of one length as one array: in place where they lie at equal distances, as what was read in one go does."""
+    places = np.array([row.__array_interface__["data"][0] for row in rows])
+    steps = np.diff(places)
+    if len(steps) and (steps == steps[0]).all():
+        return as_strided(rows[0], (len(rows), len(rows[0])), (int(steps[0]), 1), writeable=False)
+    return np.stack(rows)
 
 
 class DeviceTransfer:

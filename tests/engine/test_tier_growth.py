@@ -1,0 +1,131 @@
+"""Nothing grows with what has gone through the tiers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from octavo import AsyncEngine, EngineConfig, Retention, SamplingParams
+from octavo.engine.testing import FakeRunner
+from octavo.storage import mount
+from octavo.storage.base import Tier, TierGeometry
+from octavo.storage.remembered import Remembered
+from octavo.storage.testing import Fault, FaultyTier, MemoryStore, MemoryTier, SharedMemoryTier
+from octavo.tests.engine.conftest import DEFAULTS
+from octavo.tests.engine.test_growth import octavo_objects, reachable_items
+from octavo.tests.engine.tier_rig import LastingTier, MakeTier, settled, threaded
+
+SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def broken(geometry: TierGeometry) -> Tier:
+    tier = FaultyTier(MemoryTier(geometry, blocks=16))
+    tier.inject(*(Fault(call, "fail", after=3) for call in ("get", "put", "touch")))
+    return tier
+
+
+TIERS: dict[str, Callable[[TierGeometry], Tier]] = {
+    "memory": lambda geometry: MemoryTier(geometry, blocks=16),
+    "lasting": lambda geometry: LastingTier(geometry, blocks=16),
+    "remote": lambda geometry: SharedMemoryTier(geometry, blocks=16, store=MemoryStore()),
+    "broken": broken,
+}
+
+
+class Traffic:
+    """Requests that hit, miss, load, are aborted, pinned, evicted and erased; texts come again, tenants do not."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._number = 0
+
+    async def some(self, requests: int) -> None:
+        engine = self._engine
+        for _ in range(requests // 10):
+            batch = []
+            for _ in range(10):
+                self._number += 1
+                number = self._number
+                ids = [number % 5, number % 7, 3, 4, 5, 6, 7, 8, 9, number % 64]
+                how = {"retention": [Retention(0, 4, number % 3, ttl=0.01)]}
+                tenant = None if number % 3 else f"t{number}"
+                params = SamplingParams(max_tokens=2, temperature=0.0, n=1 + (number % 11 == 0))
+                batch.append(asyncio.create_task(engine.complete(ids, params, tenant=tenant, **how)))  # type: ignore[arg-type]  # by name
+            await asyncio.sleep(0)
+            batch[number % 9].cancel()
+            await asyncio.gather(*batch, return_exceptions=True)
+            pin = await engine.pin([1, 2, 3, 4], ttl=0.01)
+            await engine.explain([1, 2, 3, number % 64, 5], tenant=f"t{number}")
+            await engine.unpin(pin)
+            await asyncio.gather(
+                engine.evict([number % 5, number % 7]), engine.erase(f"t{number}"), return_exceptions=True
+            )
+        await settled(engine)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", TIERS)
+@pytest.mark.parametrize(
+    ("count", "demotion"),
+    [
+        (300, "write_through"),
+        *[pytest.param(6000, each, marks=SLOW) for each in ("write_back", "write_through", "selective")],
+    ],
+)
+async def test_nothing_grows_with_what_went_through_tiers(
+    count: int, kind: str, demotion: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GROWTH-01, LEAK-07: containers and objects are the same in number after many requests as after some."""
+    monkeypatch.setattr(mount, "Remembered", partial(Remembered, 64))  # else its bound is far away
+    mounts: dict[str, MakeTier] = {"a": TIERS["memory"], "b": TIERS[kind]}
+    how = {"num_blocks": 24, "demotion": demotion, "checkpoint_interval": 0.01, "check_every_step": False}
+    async with threaded(monkeypatch, mounts, **how) as engine:
+        traffic = Traffic(engine)
+        await traffic.some(300)
+        own, items = octavo_objects(), reachable_items(engine)
+        await traffic.some(count)
+        grown = {name: more for name, more in (octavo_objects() - own).items() if more > 40}
+        assert grown == {}
+        assert reachable_items(engine) < items + 400
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_left_of_an_engine_that_was_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def once() -> None:
+        async with threaded(monkeypatch, {"a": TIERS["memory"], "b": TIERS["lasting"]}, num_blocks=24) as engine:
+            await Traffic(engine).some(20)
+            await engine.snapshot(tmp_path / "s")
+
+    await once()
+    before = octavo_objects()
+    for _ in range(5):
+        await once()
+    assert octavo_objects() - before <= Counter(dict.fromkeys(octavo_objects(), 3))
+
+
+@pytest.mark.asyncio
+async def test_a_real_host_and_disk_do_not_grow_either(tmp_path: Path) -> None:
+    settings = EngineConfig(
+        **DEFAULTS
+        | {  # type: ignore[arg-type]  # names are known
+            "tiers": ("octavo.storage.host:HostTier", "octavo.storage.disk:DiskTier"),
+            "tier_options": {
+                "octavo.storage.host:HostTier": {"bytes": 8_000},
+                "octavo.storage.disk:DiskTier": {"path": str(tmp_path / "d"), "bytes": 8 << 20, "free_floor": 0},
+            },
+            "num_blocks": 24,
+            "check_every_step": False,
+        }
+    )
+    async with AsyncEngine(runner=FakeRunner(), config=settings) as engine:
+        traffic = Traffic(engine)
+        await traffic.some(100)
+        own = octavo_objects()
+        await traffic.some(100)
+        grown = {name: more for name, more in (octavo_objects() - own).items() if more > 150}
+        assert grown == {}
