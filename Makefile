@@ -20,7 +20,7 @@ echo "no Python 3.11 or newer among: $(CANDIDATES). Give one: make install PYTHO
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint bench clean
+.PHONY: help install demo test test-all lint bench bench-restart clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +54,9 @@ lint: install  ## ruff, mypy and the directions of imports
 
 bench: install  ## what the engine's own bookkeeping costs
 	$(BIN)/python examples/benchmarks/bookkeeping.py
+
+bench-restart: install  ## what a warm restart costs beside a cold prefill, on the demo model; some minutes
+	$(BIN)/python examples/benchmarks/warm_restart.py
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) build dist octavo.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,7 +18,7 @@ from octavo.storage.host import HostTier
 from octavo.storage.snapshot import FolderBackend
 from octavo.storage.testing import SampleBlocks
 from octavo.telemetry.logging import get_logger
-from octavo.tests.engine.conftest import DEFAULTS
+from octavo.tests.engine.conftest import DEFAULTS, FakeClock
 from octavo.tests.engine.tier_rig import EngineOf, ask, memory, prompt
 
 GEOMETRY = SampleBlocks().geometry
@@ -166,7 +166,8 @@ async def test_the_same_folder_is_found_again_by_path(tmp_path: Path) -> None:
         }
     )
     for turn in range(3):
-        async with AsyncEngine(runner=FakeRunner(), config=settings) as engine:
+        # by a clock that stands: computing is never found to be faster than reading
+        async with AsyncEngine(runner=FakeRunner(), config=settings, clock=FakeClock()) as engine:
             assert engine.stats().restore.stored_blocks == (0, 25, 25)[turn]
             for number in range(5):
                 assert (await ask(engine, prompt(number))).cached_tokens == (16 if turn else 0)
