@@ -16,6 +16,8 @@ from ..errors import EngineClosed, ModelError, caused, describe
 P = ParamSpec("P")
 T = TypeVar("T")
 Job = Callable[[], None]
+CLOSE_POLL = 0.002
+"""Seconds between two looks whether the thread has ended."""
 
 
 class ModelThread:
@@ -58,15 +60,13 @@ class ModelThread:
 
         False: they have not within ``timeout`` seconds, and the thread is left behind.
         """
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        self._closed = True
-        if not self._thread.is_alive():
-            return True
-        self._jobs.put(lambda: _hand_over(loop, ended.set))
-        self._jobs.put(None)
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
         with anyio.move_on_after(timeout):
-            await ended.wait()
-        return ended.is_set()
+            while self._thread.is_alive():  # noqa: ASYNC110  # it ends by itself and tells nobody
+                await anyio.sleep(CLOSE_POLL)
+        return not self._thread.is_alive()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

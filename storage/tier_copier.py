@@ -59,6 +59,7 @@ class TierCopier:
         if target is None:
             return copied
         with anyio.move_on_after(deadline), suppress(StorageError):
+            await self._writer.settle()  # what waits for a tier is in none yet
             for shelf, names in _batches(await self._missing(target), self._batch):
                 forgotten = self._writer.forgotten
                 found = (await self._reader.fetch(shelf, names)).found

@@ -198,8 +198,9 @@ class TierManager:
         return (max(rooms) if to == "first" else min(rooms)) if rooms else USUAL_BATCH
 
     async def persist(self, deadline: float) -> int:
-        """Copy what only volatile tiers hold into the first persistent one and make it durable: the most valuable
-        blocks first, and each after its ancestors. Ends after ``deadline`` seconds; returns how many blocks it copied.
+        """Write what waits, copy what only volatile tiers hold into the first persistent one, and make it durable: the
+        most valuable blocks first, and each after its ancestors. Ends after ``deadline`` seconds; returns how many
+        blocks it copied.
         """
         return await self._copier.persist(deadline)
 

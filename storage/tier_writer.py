@@ -83,6 +83,15 @@ class TierWriter:
             while mount.queue.blocks:
                 await self.write_next(mount)
 
+    async def settle(self) -> None:
+        """Write what waits now, and let what is being written end; what comes meanwhile may wait on. Upper tiers first:
+        they hand down.
+        """
+        for mount in self._mounts:
+            left = mount.queue.blocks
+            while left > 0 and mount.queue.blocks:
+                left -= max(await self.write_next(mount), 1)
+
     async def _keep_writing(self, mount: Mount) -> None:
         while True:
             if mount.queue.waiting or mount.revoked:
@@ -90,8 +99,8 @@ class TierWriter:
             else:
                 await mount.queue.work.wait()
 
-    async def write_next(self, mount: Mount) -> None:
-        """Write one batch, after whatever is being written now."""
+    async def write_next(self, mount: Mount) -> int:
+        """Write one batch, after whatever is being written now; returns how many blocks it had."""
         async with mount.writing:
             await self._revoke(mount)
             items = mount.queue.take(self._around.settings.batch_blocks)
@@ -103,6 +112,7 @@ class TierWriter:
                 self._give_up(mount, lost)
         if not mount.writable():
             self._give_up(mount, mount.queue.clear())
+        return len(items)
 
     async def store(self, mount: Mount, items: Sequence[Item], forgotten: int) -> int:
         """Write at once what was read elsewhere, past the queue; returns how many are there then. Nothing is written
