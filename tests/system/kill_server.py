@@ -69,6 +69,11 @@ def prompt(number: int) -> list[int]:
     return tokens if len(tokens) % BLOCK else [*tokens, 1]
 
 
+def whole(number: int) -> int:
+    """Tokens in whole blocks of a prompt."""
+    return len(prompt(number)) // BLOCK * BLOCK
+
+
 def engine(job: Job, *, clock: Callable[[], float] | None = None, restore: Path | None = None) -> AsyncEngine:
     """An engine over the job's folder, or, with ``restore``, over nothing but its snapshot."""
     tiers: dict[str, object] = {
@@ -156,7 +161,7 @@ class Life:
         async def compact(done: Sequence[tuple[str | None, int]]) -> None:
             for tenant, number in self._rng.sample(done, min(3, len(done))):
                 tell("forgetting", tenant, number)
-                await self._engine.evict(prompt(number), tenant=tenant)
+                await self._engine.evict(prompt(number)[: whole(number)], tenant=tenant)
                 tell("forgotten", tenant, number)
             await tier.compact()
             tell("compacted")

@@ -19,10 +19,14 @@ from random import Random
 from typing import Self, TypeAlias
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from octavo import AsyncEngine, EngineConfig
+from octavo.engine.model.sources import DEMO_MODEL, demo_model_path
 from octavo.engine.testing import FakeRunner
-from octavo.tests.system.kill_server import BLOCK, GREEDY, TENANTS, VOCAB, WORKERS, Job, engine, prompt
+from octavo.errors import ModelError
+from octavo.tests.system.kill_server import BLOCK, GREEDY, TENANTS, VOCAB, WORKERS, Job, engine, prompt, whole
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
@@ -216,11 +220,6 @@ async def missing(found: AsyncEngine, wanted: set[Asked]) -> list[Asked]:
     return lost
 
 
-def whole(number: int) -> int:
-    """Tokens in whole blocks of a prompt."""
-    return len(prompt(number)) // BLOCK * BLOCK
-
-
 def _goes_on(shorter: Asked, longer: Asked) -> bool:
     """Whether ``longer`` begins with all whole blocks of ``shorter``."""
     end = whole(shorter[1])
@@ -293,3 +292,39 @@ async def test_killed_and_started_again(
     for seed in range(folders):
         job = Job(kind, str(tmp_path / str(seed)), seed, "", TEXTS, 8, None)
         await survive(fake_server, job, references, kills)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "texts", "kills"), [("tiny", 30, 12), ("smollm2", 5, 6)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.asyncio
+async def test_a_real_model_killed_and_started_again(tmp_path: Path, model: str, texts: int, kills: int) -> None:
+    source = saved_llama(tmp_path / "model") if model == "tiny" else demo_model()
+    known = await References(source).learn(texts)
+    with server("with transformers") as started:
+        await survive(started, Job("serve", str(tmp_path), 1, "", texts, 4, source), known, kills)
+
+
+def demo_model() -> str:
+    try:
+        demo_model_path()
+    except ModelError as missing:
+        pytest.skip(str(missing))
+    return DEMO_MODEL
+
+
+def saved_llama(folder: Path) -> str:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
