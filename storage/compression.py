@@ -19,13 +19,16 @@ SCHEMES = ("none", "zstd")
 class Compression(ABC):
     """Makes records smaller and brings them back. Safe in any thread."""
 
+    itemsize: int = 1
+    """Bytes of one number; at most 255."""
+
     @abstractmethod
     def pack(self, data: memoryview) -> memoryview | None:
         """``data``, smaller; ``None`` when it is not worth it."""
 
     @abstractmethod
-    def unpack(self, data: memoryview, raw_bytes: int) -> memoryview:
-        """The inverse; ``raw_bytes`` is the length it must have.
+    def unpack(self, data: memoryview, raw_bytes: int, itemsize: int) -> memoryview:
+        """The inverse; ``raw_bytes`` is the length it must have, ``itemsize`` that of the one who packed it.
 
         :raises CorruptBlock: when ``data`` is not a packed record of that length.
         """
@@ -38,7 +41,7 @@ class NoCompression(Compression):
         """Never worth it."""
         return None
 
-    def unpack(self, data: memoryview, raw_bytes: int) -> memoryview:
+    def unpack(self, data: memoryview, raw_bytes: int, itemsize: int) -> memoryview:
         """:raises CorruptBlock: always; packed blocks of another setting are misses without the extra ``zstd``."""
         raise CorruptBlock("a stored block is compressed; install octavo[zstd] to read it")
 
@@ -48,7 +51,7 @@ class ShuffledZstd(Compression):
 
     def __init__(self, *, itemsize: int = 2, level: int = 1) -> None:
         """``itemsize``: bytes of one number. ``level``: 1 is fastest."""
-        self._itemsize = itemsize
+        self.itemsize = itemsize
         self._level = level
 
     def pack(self, data: memoryview) -> memoryview | None:
@@ -56,13 +59,15 @@ class ShuffledZstd(Compression):
         import zstandard  # noqa: PLC0415  # an extra
 
         # a compressor serves one thread at a time; a new one costs microseconds
-        packed = zstandard.ZstdCompressor(level=self._level).compress(_shuffled(data, self._itemsize))
+        packed = zstandard.ZstdCompressor(level=self._level).compress(_shuffled(data, self.itemsize))
         return memoryview(packed) if len(packed) < len(data) else None
 
-    def unpack(self, data: memoryview, raw_bytes: int) -> memoryview:
+    def unpack(self, data: memoryview, raw_bytes: int, itemsize: int) -> memoryview:
         """What was packed. No more than ``raw_bytes`` are ever produced, whatever ``data`` claims."""
         import zstandard  # noqa: PLC0415  # an extra
 
+        if itemsize < 1:
+            raise CorruptBlock("a compressed block does not say how long its numbers are")
         try:
             if zstandard.frame_content_size(data) != raw_bytes:
                 raise CorruptBlock("a compressed block has another length inside than outside")
@@ -71,7 +76,7 @@ class ShuffledZstd(Compression):
             raise CorruptBlock(f"a compressed block cannot be unpacked: {describe(err)}") from err
         if len(plain) != raw_bytes:
             raise CorruptBlock("a compressed block is shorter than it claims")
-        return _unshuffled(plain, self._itemsize)
+        return _unshuffled(plain, itemsize)
 
 
 def compression(scheme: str, itemsize: int) -> Compression:
@@ -87,9 +92,9 @@ def compression(scheme: str, itemsize: int) -> Compression:
     return ShuffledZstd(itemsize=itemsize) if scheme == "zstd" else NoCompression()
 
 
-def unpacker(itemsize: int) -> Compression:
+def unpacker() -> Compression:
     """What reads packed blocks, whatever the setting for new ones."""
-    return ShuffledZstd(itemsize=itemsize) if has_zstd() else NoCompression()
+    return ShuffledZstd() if has_zstd() else NoCompression()
 
 
 def has_zstd() -> bool:

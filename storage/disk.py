@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import anyio.lowlevel
 import msgspec
@@ -37,7 +37,7 @@ class DiskOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     free_floor: NaturalInt = 256 << 20
     """Bytes that stay free on the file system for others."""
     compression: Literal["none", "zstd"] = "none"
-    itemsize: PositiveInt = 2
+    itemsize: Annotated[int, msgspec.Meta(ge=1, le=255)] = 2
     """Bytes of one number, for compression."""
     segment_bytes: PositiveInt = 64 << 20
     """Length of one file; smaller ones are used when ``bytes`` is small."""
@@ -223,7 +223,6 @@ def store_settings(options: DiskOptions, geometry: TierGeometry) -> StoreSetting
         free_floor=options.free_floor,
         retry_seconds=options.retry_seconds,
         keep_foreign_seconds=options.keep_foreign_seconds,
-        itemsize=options.itemsize,
         strict=options.strict,
         read_only=options.read_only,
     )

@@ -90,7 +90,8 @@ class DiskFolder:
         """
         for folder in (self.root, self.home):
             is_new = not folder.exists()
-            self._fs.make_folder(folder)
+            if is_new or folder == self.home or (folder == self.root and self._is_root_ours()):
+                self._fs.make_folder(folder)
             if is_new:
                 self._fs.fsync_folder(folder.parent)
         self._set_strangers_aside({LOCK})
@@ -148,6 +149,10 @@ class DiskFolder:
         """Folders of all other identities."""
         found = [item.name for item in self._fs.list_folder(self.root) if item.is_folder and _HOME.fullmatch(item.name)]
         return [self.root / name for name in found if self.root / name != self.home]
+
+    def _is_root_ours(self) -> bool:
+        """Whether nothing else is in it; otherwise its mode is the user's matter."""
+        return all(_HOME.fullmatch(item.name) for item in self._fs.list_folder(self.root))
 
     def others(self) -> list[OtherHome]:
         """Folders of other identities that no engine holds, the one unused for longest first."""

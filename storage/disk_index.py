@@ -158,16 +158,23 @@ class DiskIndex:
         :raises sqlite3.Error: when that fails; nothing is lost then.
         """
         if always or self._fs.file_bytes(self._side("-wal")) > WAL_BYTES:
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            self._measure()
+            self._checkpoint()
+
+    def _checkpoint(self) -> bool:
+        """Whether the log is empty now: it is not while somebody else reads the database."""
+        [(is_busy, *_)] = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._measure()
+        return not is_busy
 
     def scrub(self) -> None:
         """Write the whole database anew: what was deleted may have left traces where rows were moved.
 
-        :raises sqlite3.Error: when that fails; nothing is lost then.
+        :raises sqlite3.Error: when that fails, also because somebody else reads the database, so that its log keeps
+            what was deleted; nothing is lost then.
         """
         self._connection.execute("VACUUM")
-        self.tidy(always=True)
+        if not self._checkpoint():
+            raise sqlite3.OperationalError(f"another process reads {self.path}; end it and erase again")
 
     def close(self) -> None:
         """Give it back. Idempotent; raises nothing, since all that counts was committed."""

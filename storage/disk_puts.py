@@ -105,7 +105,7 @@ class DiskPuts:
         result = self._try_store(parts, frames, keep)
         if isinstance(result, Exception):
             with contextlib.suppress(OSError, sqlite3.Error, StorageError):
-                self.make_amends(parts, result, sum(map(bytes_of, frames)))
+                self.make_amends(parts, result, sum(map(bytes_of, frames)), keep)
             result = self._try_store(parts, frames, keep)
         if isinstance(result, Exception):
             self.pause(f"cannot write to {self._path}: {describe(result)}")
@@ -125,15 +125,15 @@ class DiskPuts:
         self.resume()
         return True
 
-    def make_amends(self, parts: Parts, failure: Exception, need: int) -> None:
-        """Do what may let the next write of ``need`` bytes succeed.
+    def make_amends(self, parts: Parts, failure: Exception, need: int, keep: frozenset[BlockName]) -> None:
+        """Do what may let the next write of ``need`` bytes succeed, without losing any of ``keep``.
 
         :raises OSError, sqlite3.Error, StorageError: when that fails, too.
         """
         if is_damage(failure):
             self._repair(parts, failure)
         elif _is_full(failure):
-            parts.room.free(2 * need)
+            parts.room.free(2 * need, keep)
 
     def _repair(self, parts: Parts, damage: Exception) -> None:
         self._log.log(self._logger.warning, "disk_tier_index_rebuilt", problem=describe(damage))

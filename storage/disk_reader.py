@@ -87,7 +87,7 @@ class DiskReader:
             return CorruptBlock(f"a stored block has {frame.raw_bytes} bytes instead of {self._record_bytes}")
         try:
             is_packed = frame.flags & COMPRESSED
-            data = self._unpacker.unpack(frame.data, self._record_bytes) if is_packed else frame.data
+            data = self._unpacker.unpack(frame.data, self._record_bytes, frame.itemsize) if is_packed else frame.data
         except CorruptBlock as err:
             return err
         return Stored(data, self._state.entries.meta_outside(entry))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 from .disk_entries import Entry
 from .disk_folder import remove
@@ -34,7 +35,7 @@ class DiskRoom:
 
         :raises OSError, sqlite3.Error: when something could not be removed or rewritten.
         """
-        if not self._could_fit(need, tokens_bytes):
+        if not self._could_fit(need, tokens_bytes) and not self._start_over(need, tokens_bytes):
             return False
         folder = self._state.folder.home
         free = self._state.fs.free_bytes(folder)
@@ -49,28 +50,28 @@ class DiskRoom:
             if not self._free_some(need, keep, is_over=is_over):
                 return False
 
-    def drop_segment(self) -> bool:
-        """Remove the oldest segment and its blocks: what helps when the disk is full, since it writes nothing. Whether
-        there was one.
+    def drop_segment(self, keep: frozenset[BlockName]) -> bool:
+        """Remove the oldest segment with which none of ``keep`` would go, and its blocks: what helps when the disk is
+        full, since it writes nothing. Whether there was one.
 
         :raises OSError: when it cannot be removed; nothing is lost then.
         """
         state = self._state
-        number = min(state.segments.live, key=lambda each: (state.segments.live[each] > 0, each), default=None)
-        if number is None:
-            return False
-        state.segments.drop(number)
-        for entry in state.entries.in_segment(number):
-            self._evict_tree(entry)
-        return True
+        for number in sorted(state.segments.live, key=lambda each: (state.segments.live[each] > 0, each)):
+            doomed = self._trees(state.entries.in_segment(number))
+            if not any(entry.head.name in keep for entry in doomed):
+                state.segments.drop(number)
+                state.counters.evicted += sum(state.forget(entry) for entry in doomed)
+                return True
+        return False
 
-    def free(self, wanted: int) -> None:
+    def free(self, wanted: int, keep: frozenset[BlockName]) -> None:
         """Remove the oldest segments until ``wanted`` bytes are free that were not.
 
         :raises OSError: when one cannot be removed.
         """
         until = self._state.segments.bytes - wanted
-        while self._state.segments.bytes > until and self.drop_segment():
+        while self._state.segments.bytes > until and self.drop_segment(keep):
             pass
 
     def remove_dead(self) -> bool:
@@ -117,7 +118,7 @@ class DiskRoom:
             return True
         if state.other_bytes and self.remove_others():
             return True
-        return (self._squeeze() or self._evict(need, keep)) if is_over else self.drop_segment()
+        return (self._squeeze() or self._evict(need, keep)) if is_over else self.drop_segment(keep)
 
     def _squeeze(self) -> bool:
         segments = self._state.segments
@@ -135,13 +136,27 @@ class DiskRoom:
             freed += entry.location.length
         return freed > 0
 
-    def _evict_tree(self, entry: Entry) -> None:
-        """With all that comes after it here: nobody could reach that any more."""
-        waiting = [entry]
+    def _trees(self, entries: Iterable[Entry]) -> list[Entry]:
+        """With all that comes after them here: nobody could reach that any more."""
+        found = {id(entry): entry for entry in entries}
+        waiting = list(found.values())
         while waiting:
             each = waiting.pop()
-            waiting += self._state.entries.children(each.shelf, each.head.name)
-            self._state.counters.evicted += self._state.forget(each)
+            below = self._state.entries.children(each.shelf, each.head.name)
+            fresh = {id(child): child for child in below if id(child) not in found}
+            found |= fresh
+            waiting += fresh.values()
+        return list(found.values())
+
+    def _start_over(self, need: int, tokens_bytes: int) -> bool:
+        """A database never gets smaller by itself. When it alone is too large (the bound is a smaller one now), all
+        goes. Whether ``need`` fits then.
+        """
+        while self.drop_segment(frozenset()):
+            pass
+        self._writer.flush()
+        writable(self._state).scrub()
+        return self._could_fit(need, tokens_bytes)
 
     def _could_fit(self, need: int, tokens_bytes: int) -> bool:
         """Whether it would fit if nothing else were there."""

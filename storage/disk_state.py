@@ -10,6 +10,7 @@ from .disk_folder import DiskFolder
 from .disk_index import DiskIndex
 from .disk_segments import SegmentSet
 from .filesystem import File, Filesystem
+from .naming import BlockName, Shelf
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class DiskState:
     next_row: int = 1
     removed: list[int] = field(default_factory=list)
     """Rows of blocks that are gone; deleted from the index with the next commit."""
+    gone: list[tuple[Shelf, BlockName]] = field(default_factory=list)
+    """Deleted while the folder could only be read: deleted from it when it can be written."""
     dirty: dict[int, Entry] = field(default_factory=dict)
     """By row: what is known about them has changed since it was written to the index."""
     lost: deque[Entry] = field(default_factory=deque)

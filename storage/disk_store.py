@@ -38,7 +38,6 @@ class StoreSettings:
     free_floor: int
     retry_seconds: float
     keep_foreign_seconds: float
-    itemsize: int
     strict: bool
     read_only: bool
 
@@ -148,6 +147,8 @@ class DiskStore:
         with self._exclusive():
             parts = self._open_parts()
             found = [entry for name in dict.fromkeys(names) if (entry := parts.state.entries.get(shelf, name))]
+            if parts.state.index is None:
+                parts.state.gone += [(shelf, entry.head.name) for entry in found]
             gone = sum(parts.state.forget(entry) for entry in found)
             if gone and parts.state.index is not None:
                 with self._mapped("delete from"):
@@ -237,17 +238,8 @@ class DiskStore:
                 parts.writer.flush()
                 parts.state.index.tidy(always=True)
                 parts.state.folder.stamp()
-        self._release()
-
-    def _release(self) -> None:
-        parts, self._parts = self._parts, None
-        if parts is None:
-            return
-        parts.state.segments.seal()
-        if parts.state.index is not None:
-            parts.state.index.close()
-        if parts.state.lock is not None:
-            parts.state.lock.close()
+        self._parts = None
+        _release(parts)
 
     def _open_parts(self) -> Parts:
         parts = self._parts
@@ -265,10 +257,8 @@ class DiskStore:
             reserve=settings.segment_bytes,
             free_floor=settings.free_floor,
         )
-        packed = unpacker(settings.itemsize)
-        return Parts(
-            state, writer, room, DiskReader(state, packed, self._geometry.record_bytes, self._logger, self._log)
-        )
+        reader = DiskReader(state, unpacker(), self._geometry.record_bytes, self._logger, self._log)
+        return Parts(state, writer, room, reader)
 
     def _is_writable(self) -> bool:
         """Whether blocks can be written; a folder that could not be, or was another engine's, is tried again."""
@@ -284,14 +274,17 @@ class DiskStore:
 
     def _claim(self) -> Exception | None:
         """Open the folder for writing; what was open before stays when that fails."""
-        before, self._parts = self._parts, None
+        before, parts = self._parts, None
         try:
-            self._parts = self._assemble(self._opener.open())
-            self._trim(self._parts)
+            parts = self._assemble(self._opener.open())
+            for shelf, name in () if before is None else before.state.gone:
+                if (entry := parts.state.entries.get(shelf, name)) is not None:
+                    parts.state.forget(entry)
+            self._trim(parts)
         except (OSError, sqlite3.Error, StorageError) as err:
-            self._release()
-            self._parts = before
+            _release(parts)
             return err
+        self._parts = parts
         return None
 
     def _view(self) -> Parts:
@@ -328,3 +321,13 @@ class DiskStore:
         if isinstance(error, BlockingIOError):
             return f"{path} is in use by another engine; give each engine that writes a folder of its own"
         return f"cannot write to {path}: {describe(error)}"
+
+
+def _release(parts: Parts | None) -> None:
+    if parts is None:
+        return
+    parts.state.segments.seal()
+    if parts.state.index is not None:
+        parts.state.index.close()
+    if parts.state.lock is not None:
+        parts.state.lock.close()

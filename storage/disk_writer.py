@@ -142,7 +142,7 @@ class DiskWriter:
         packed = self._compression.pack(plain.data)
         if packed is None:
             return plain
-        smaller = plain._replace(data=packed, flags=COMPRESSED)
+        smaller = plain._replace(data=packed, flags=COMPRESSED | self._compression.itemsize << 8)
         return smaller if bytes_of(smaller) < bytes_of(plain) else plain
 
 

@@ -67,11 +67,15 @@ class Filesystem:
     """SQLite's ``synchronous``: a commit is durable, as an ``fsync`` is."""
 
     def make_folder(self, path: Path) -> None:
-        """See to it that ``path`` is a folder of mode 0700; missing parents are made. One that is there is tightened.
+        """See to it that ``path`` is a folder of mode 0700. Missing parents are made, durably. One that is
+        there is tightened.
 
         :raises OSError: also ``ENOTDIR`` when there is a file or a link.
         """
-        path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        for folder in reversed(path.parents):
+            if not folder.exists():
+                folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+                self.fsync_folder(folder.parent)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=FOLDER_MODE)
         found = path.lstat()

@@ -28,7 +28,8 @@ from .naming import Shelf
 
 ALIGN = 4096
 COMPRESSED = 1
-"""Flag: the data is compressed; ``raw_bytes`` is its length before."""
+"""Flag: the data is compressed; ``raw_bytes`` is its length before. The upper eight bits of the flags are the bytes of
+one number then, by which they were sorted."""
 MAGIC = b"OCTF"
 VERSION = 1
 _HEADER = struct.Struct("<4sHHIIQQQddqqdd32s32s32s32s")
@@ -54,6 +55,11 @@ class Frame(NamedTuple):
     def of(cls, shelf: Shelf, record: Record) -> Frame:
         """``record`` as it is, not compressed."""
         return cls(shelf, record.head, record.meta, record.data, len(record.data))
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number, if the data is compressed."""
+        return self.flags >> 8
 
     @property
     def stored(self) -> Stored:

@@ -6,6 +6,7 @@ and the records themselves; with a key, their signatures.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -144,6 +145,8 @@ async def import_snapshot(
         copying = Copying(tier, codec_of(found.identity, key), has_key=key is not None)
         async for shelf, records in copying.records(items):
             blocks += sum(await target.put(shelf, records))
+            if problem := target.stats().problem:
+                raise StorageError(f"{blocks} blocks were imported, the others not: {problem}")
         await target.flush()
         return Copied(blocks, copying.bad, copying.unsigned)
 
@@ -192,7 +195,9 @@ async def _verify_disk(found: Found, key: bytes | None) -> VerifyReport:
 @asynccontextmanager
 async def _disk(found: Found, options: Mapping[str, object]) -> AsyncIterator[DiskTier]:
     """The disk tier at ``found.path``, or an error: never one that only seems to work."""
-    tier = DiskTier.create({"path": str(found.path), "strict": True, **options}, found.geometry)
+    # blocks of other models are no business of a tool, however old they are
+    own = {"path": str(found.path), "strict": True, "keep_foreign_seconds": sys.float_info.max}
+    tier = DiskTier.create({**own, **options}, found.geometry)
     try:
         await tier.open()
         yield tier

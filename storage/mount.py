@@ -205,18 +205,24 @@ class Mount:
     # forgetting
 
     async def delete(self, shelf: Shelf, names: Sequence[BlockName]) -> int:
-        """:raises StorageError: when the tier could not."""
+        """:raises StorageError: when the tier could not, or is not open."""
+        self._check_open()
         self.remembered.forget(shelf, names)
         self.erasures += 1
         return await self.call("delete", lambda: self.tier.delete(shelf, list(names)), as_count)
 
     async def erase(self, tenant: bytes) -> int:
-        """:raises StorageError: when the tier could not."""
+        """:raises StorageError: when the tier could not, or is not open."""
+        self._check_open()
         self.remembered.erase(tenant)
         self.erasures += 1
         self._erased = {*self._erased, tenant} if self._calls.abandoned else set()
         seconds = self.settings.erase_deadline
         return await self.call("erase", lambda: self.tier.erase(tenant), as_count, seconds=seconds)
+
+    def _check_open(self) -> None:
+        if not self.opened or self.closed:
+            raise StorageError(f"tier {self.name} is not open, and keeps what it has; erase again when it is")
 
     def _ended_late(self, erasures: int, shelf: Shelf, names: list[BlockName]) -> None:
         """A put that nobody waited for any more has ended: it may have brought back what was forgotten meanwhile."""
@@ -236,10 +242,12 @@ class Mount:
         try:
             if not self.opened:
                 await self._calls.run(self.tier.open, self.settings.open_deadline)
-        except Exception as error:
-            self.counters.failures += 1
-            with suppress(StorageError):
+        except BaseException as error:
+            with anyio.CancelScope(shield=True), suppress(StorageError):
                 await self.call("close", self.tier.close, as_nothing)  # half open, it may hold a lock
+            if not isinstance(error, Exception):
+                raise
+            self.counters.failures += 1
             raise StorageError(f"tier {self.name} cannot be opened: {describe(error)}") from error
         self.opened = True
         self._peek(_NOBODY, ())  # whether it answers from memory

@@ -112,7 +112,9 @@ class RedisTier(Tier):
         return kept
 
     async def get(self, shelf: Shelf, names: Sequence[BlockName]) -> list[Stored | None]:
-        """What is there, with a new time to live. What is there but broken is deleted and counted."""
+        """What is there, with a new time to live. What is there but broken is deleted and counted. Pieces alone are
+        left: somebody may be putting the block just now.
+        """
         self._opened()
         stored: list[Stored | None] = []
         for batch in _batches(names, self._record_bytes):
@@ -203,28 +205,30 @@ class RedisTier(Tier):
             ends.append(len(commands))
         answers = await self._opened().run(commands)
         starts = [0, *ends]
-        kept = [not _refused(answers[start:end]) for start, end in zip(starts, ends, strict=False)]
-        refused = [record.head.name for record, yes in zip(batch, kept, strict=True) if not yes]
-        if refused:
-            await self.delete(shelf, refused)
-        return kept
+        taken = [not _refused(answers[start:end]) for start, end in zip(starts, ends, strict=False)]
+        pairs = zip(batch, taken, there, strict=True)
+        parts = [record.head.name for record, yes, known in pairs if not yes and not known]
+        if parts:
+            await self.delete(shelf, parts)
+        return [yes or known for yes, known in zip(taken, there, strict=True)]
 
     async def _fetch(self, shelf: Shelf, names: Sequence[BlockName]) -> list[Stored | None]:
         commands: list[Command] = []
         for name in names:
             keys = self._keys(shelf, name)
-            commands.append(("GETRANGE", keys.about, 0, ABOUT_BYTES))
+            # whether it is there comes first: a block that is being put meanwhile must not look like a broken one
+            commands += [("EXPIRE", keys.about, self._options.ttl_seconds), ("GETRANGE", keys.about, 0, ABOUT_BYTES)]
             commands += [("GETRANGE", key, 0, self._options.value_bytes) for key in keys.pieces]
-            commands += [("EXPIRE", keys.about, self._options.ttl_seconds), *self._renewed(keys)]
+            commands += self._renewed(keys)
         answers = iter(await self._opened().run(commands))
         stored: list[Stored | None] = []
         broken: list[BlockName] = []
         for name in names:
             count = len(self._keys(shelf, name).pieces)
-            about, pieces, _ = next(answers), _next(answers, count), _next(answers, 1 + count)
+            is_there, about, pieces, _ = next(answers), next(answers), _next(answers, count), _next(answers, count)
             item = self._stored(name, about, pieces)
             stored.append(item)
-            if item is None and any(answer != b"" for answer in (about, *pieces)):
+            if item is None and checked(is_there):
                 broken.append(name)
         if broken:
             self._corrupt += len(broken)

@@ -84,6 +84,8 @@ class SnapshotTier(Tier):
             return [None] * len(names)
         wanted = list(rows.values())
         found = dict(zip(rows, await self._threads.run(lambda: snapshot.read(wanted)), strict=True))
+        if self._snapshot is not snapshot:  # something was erased meanwhile
+            found = {name: each for name, each in found.items() if self._row(self._opened(), shelf, name) is not None}
         return [self._checked(shelf, name, found.get(name)) for name in names]
 
     async def contains(self, shelf: Shelf, names: Sequence[BlockName]) -> list[bool]:

@@ -76,6 +76,8 @@ class SnapshotWriter:
         self._working = threading.Lock()
         self._unwanted = False
         self._usable = False
+        self._in_doubt = False
+        """Whether it is not known which of two manifests the disk has: the files of both stay then."""
 
     def begin(self) -> None:
         """Claim the location.
@@ -83,6 +85,8 @@ class SnapshotWriter:
         :raises StorageError: when somebody else writes there, it holds something else, or nothing can be written.
         """
         with self._working, self._failing("starting a snapshot"):
+            if self._unwanted:
+                raise StorageError("the snapshot was abandoned; begin another one")
             self._location = resolved(self._location)
             self._folder = self._location / self._generation
             _refuse_foreign(self._fs, self._location)
@@ -138,7 +142,7 @@ class SnapshotWriter:
             self._usable = False
             if self._segment is not None:
                 self._segment.close()
-            if self._held is not None:
+            if self._held is not None and not self._in_doubt:
                 self._remove_strays()
         self._unlock()
 
@@ -197,8 +201,10 @@ class SnapshotWriter:
         try:
             self._fs.fsync_folder(self._location)
         except OSError:
+            self._in_doubt = True
             with contextlib.suppress(OSError):
                 self._take_back(manifest, staged, before)
+                self._in_doubt = False
             raise
 
     def _take_back(self, manifest: Path, staged: Path, before: bytes | None) -> None:

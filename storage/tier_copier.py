@@ -75,8 +75,9 @@ class TierCopier:
                 async with aclosing(listing_of(mount, None)) as blocks:
                     volatile |= {(listed.shelf, listed.head.name): listed async for listed in blocks}
         if target.asks:
-            for shelf, names in _batches(volatile.values(), self._batch):
-                await target.ask(shelf, names)
+            with suppress(StorageError):  # what it does not say is put again, which costs little
+                for shelf, names in _batches(volatile.values(), self._batch):
+                    await target.ask(shelf, names)
         missing = [listed for (shelf, name), listed in volatile.items() if not target.holds(shelf, name)]
         return await anyio.to_thread.run_sync(partial(most_valuable_first, missing, self._wall()))
 

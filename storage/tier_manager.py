@@ -282,7 +282,7 @@ class TierManager:
                 await stack.enter_async_context(mount.writing)
             for mount in self._mounts:
                 try:
-                    count += await delete(mount) if mount.opened and not mount.closed else 0
+                    count += await delete(mount)
                 except StorageError as error:
                     errors.append(error)
             for mount in self._mounts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Literal, TypeAlias
 
 import anyio
@@ -18,6 +17,8 @@ from .write_queue import Batch, Item, Offer, seal_items
 Target: TypeAlias = Literal["first", "all", "persistent"]
 """Where an offer goes: the first usable tier that has room, every tier, or every tier that outlives the process."""
 
+_REVOKE_AGAIN = 5.0
+"""Seconds until a deletion that failed is tried again."""
 FULL = 0.9
 """Share of its capacity above which a tier gives its coldest blocks to the next one."""
 
@@ -80,6 +81,8 @@ class TierWriter:
     async def drain(self) -> None:
         """Write everything that waits, beside the writers or instead of them. Upper tiers first: they hand down."""
         for mount in self._mounts:
+            if mount.revoked and not mount.queue.blocks:
+                await self.write_next(mount)
             while mount.queue.blocks:
                 await self.write_next(mount)
 
@@ -94,10 +97,12 @@ class TierWriter:
 
     async def _keep_writing(self, mount: Mount) -> None:
         while True:
-            if mount.queue.waiting or mount.revoked:
+            due = len(mount.revoked)
+            if mount.queue.waiting or due:
                 await self.write_next(mount)
-            else:
-                await mount.queue.work.wait()
+            if not mount.queue.waiting and len(mount.revoked) >= due:
+                with anyio.move_on_after(_REVOKE_AGAIN if mount.revoked else None):
+                    await mount.queue.work.wait()
 
     async def write_next(self, mount: Mount) -> int:
         """Write one batch, after whatever is being written now; returns how many blocks it had."""
@@ -133,9 +138,12 @@ class TierWriter:
     async def _revoke(self, mount: Mount) -> None:
         """Delete what a late call may have put after it was forgotten."""
         while mount.revoked:
-            shelf, names, erased = mount.revoked.pop()
-            with suppress(StorageError):
+            shelf, names, erased = mount.revoked[0]
+            try:
                 await (mount.erase(shelf.tenant) if erased else mount.delete(shelf, names))
+            except StorageError:
+                return  # stays due: it is tried again before each batch
+            del mount.revoked[0]
 
     async def _write(self, mount: Mount, items: Sequence[Item]) -> list[Item]:
         """Returns those that the tier did not take."""

@@ -16,7 +16,7 @@ def test_what_was_packed_comes_back(data: bytes, repeat: int, itemsize: int) -> 
     packed = ShuffledZstd(itemsize=itemsize).pack(memoryview(raw))
     if packed is not None:
         assert len(packed) < len(raw)
-        assert ShuffledZstd(itemsize=itemsize).unpack(packed, len(raw)) == raw
+        assert ShuffledZstd(itemsize=itemsize).unpack(packed, len(raw), itemsize) == raw
 
 
 def numbers() -> memoryview:
@@ -39,14 +39,14 @@ def test_noise_is_left_as_it_is() -> None:
 @given(st.binary(max_size=200))
 def test_no_bytes_at_all_make_it_stumble(noise: bytes) -> None:
     with pytest.raises(CorruptBlock):
-        ShuffledZstd().unpack(memoryview(noise), 1 << 40)
+        ShuffledZstd().unpack(memoryview(noise), 1 << 40, 2)
 
 
 def test_no_memory_is_taken_beyond_the_length_that_is_expected() -> None:
     bomb = ShuffledZstd().pack(memoryview(bytes(1 << 24)))
     assert bomb is not None
     with pytest.raises(CorruptBlock, match="another length"):
-        ShuffledZstd().unpack(bomb, 1000)
+        ShuffledZstd().unpack(bomb, 1000, 2)
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +54,6 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     with pytest.raises(InvalidRequest, match=r"octavo\[zstd\]"):
         compression("zstd", 2)
     with pytest.raises(CorruptBlock, match=r"octavo\[zstd\]"):
-        unpacker(2).unpack(memoryview(b"x"), 1)
+        unpacker().unpack(memoryview(b"x"), 1, 2)
     with pytest.raises(InvalidRequest, match="lz4"):
         compression("lz4", 2)

@@ -112,7 +112,7 @@ def a_broken_index(diary: Diary) -> None:
     with diary.bench.opened() as store:
         put(store, diary, SHELF, 0, 1)
         assert store._parts is not None
-        store._puts.make_amends(store._parts, sqlite3.DatabaseError("malformed"), 0)
+        store._puts.make_amends(store._parts, sqlite3.DatabaseError("malformed"), 0, frozenset())
         diary.note(store)
         put(store, diary, SHELF, 2)
 
