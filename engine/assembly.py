@@ -96,14 +96,8 @@ async def assemble(
         block_size=config.block_size, payload_bytes=identity.payload_bytes, run=os.urandom(8), key=config.storage_key
     )
     geometry = TierGeometry(identity, records.record_bytes)
-    mounts = await mount(config, geometry, restore, outside.logger)
-    manager = TierManager(
-        mounts.tiers,
-        records,
-        ManagerSettings(deadline=config.tier_deadline, queue_bytes=config.tier_queue_bytes, strict=config.strict_tiers),
-        clock=outside.clock,
-        wall=outside.wall,
-        logger=outside.logger,
+    settings = ManagerSettings(
+        deadline=config.tier_deadline, queue_bytes=config.tier_queue_bytes, strict=config.strict_tiers
     )
     cache = CacheManager(
         config.num_blocks,
@@ -112,6 +106,11 @@ async def assemble(
         clock=outside.clock,
         on_fault=fault,
         sharing=config.enable_prefix_caching,
+    )
+    scheduling = _made(SCHEDULING_POLICIES.resolve(config.scheduling_policy), config.scheduling_policy)
+    mounts = await mount(config, geometry, restore, outside.logger)  # opens files: nothing fails from here on
+    manager = TierManager(
+        mounts.tiers, records, settings, clock=outside.clock, wall=outside.wall, logger=outside.logger
     )
     exports = Exports(runner, thread, records, fault)
     loads = Loads(manager, cache, runner, thread, config, outside.wall, on_fault=fault)
@@ -123,6 +122,7 @@ async def assemble(
         budget_blocks=int(config.warm_bytes // max(identity.payload_bytes, 1)),
         new_id=new_id,
         refused=mounts.refused,
+        wall=outside.wall,
     )
     tiering = Tiering(
         manager, cache, exports, loads, Checkpoint(cache, exports, manager, outside), warming, config, outside
@@ -133,7 +133,6 @@ async def assemble(
         counters.policy_faults += 1
         fault(where, error)
 
-    scheduling = _made(SCHEDULING_POLICIES.resolve(config.scheduling_policy), config.scheduling_policy)
     pins = Pins(cache, new_id)
     loop = StepLoop(
         cache=cache,

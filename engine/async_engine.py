@@ -254,7 +254,11 @@ class AsyncEngine:
         :raises RequestRejected: for a prefix that is malformed, shorter than a block, or never fits.
         """
         _check_ttl(ttl)
+        if priority is not None:
+            Retention(0, None, priority)  # checks it
         self._require_room(None)
+        if not self.config.enable_prefix_caching:
+            raise InvalidRequest("nothing is kept without enable_prefix_caching: a prefix cannot be pinned")
         control, intake = self._life.parts.control, self._life.parts.intake
         ids, namespace = await intake.token_ids(prefix), intake.namespace(tenant)
         if len(ids) < self.config.block_size:
@@ -327,7 +331,8 @@ class AsyncEngine:
         return await self._life.parts.control.snapshot(os.fspath(path), within=within, tiers=tiers)
 
     async def import_snapshot(self, path: str | os.PathLike[str]) -> int:
-        """Copy the blocks of a snapshot into the tiers of this engine; returns how many were new to them.
+        """Copy the blocks of a snapshot into the tiers of this engine; returns how many they took, with those that they
+        had already.
 
         :raises FingerprintMismatch: when it is of another model, geometry or format; the message says what differs.
         :raises StorageError: when it cannot be read.

@@ -90,7 +90,7 @@ class Checkpoint:
         def exported(run: ImageRun, indices: Sequence[int]) -> list[Export]:
             shelf, names = run.namespace.shelf(), [run.names[index] for index in indices]
             absent = self._manager.absent(shelf, names, to="persistent")
-            if run.meta.idle <= since * NEWS:
+            if run.meta.idle <= since * NEWS or run.meta.priority:
                 there = set(names).difference(names[at] for at in absent)
                 touches.setdefault(shelf, {}).update(dict.fromkeys(there, run.meta))
             heads = heads_of(run) if absent else []

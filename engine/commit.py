@@ -74,7 +74,7 @@ class Committer:
         What one that failed has published may be the cause and would fail whoever hits it: it goes too.
         """
         for sample in group.live:
-            self._scheduler.remove(sample, distrust=error is not None)
+            self._scheduler.remove(sample, distrust=isinstance(error, ModelError))
             try:
                 sample.end(reason)
             except Exception as fault:  # noqa: BLE001  # its text cannot be completed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -118,7 +119,8 @@ class EngineConfig:
             self._require(name, isinstance(getattr(self, name), bool), "must be true or false")
         for name in ("step_timeout", "tier_deadline"):
             value = getattr(self, name)
-            self._require(name, _is_number(value) and value > 0, "must be a positive number")
+            self._require(name, _is_number(value) and 0 < value < math.inf, "must be a positive number")
+        self._require("warm_bytes", self.warm_bytes != math.inf, "must be finite")
         for name in ("prefix_wait", "promotion_timeout", "checkpoint_interval", "close_budget", "warm_bytes"):
             value = getattr(self, name)
             self._require(name, _is_number(value) and value >= 0, "must be 0 or a positive number")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import anyio.to_thread
@@ -48,6 +50,8 @@ class Control:
         self._backend = backend
         self._geometry = geometry
         self._clock = clock
+        self._erased: list[set[bytes]] = []
+        """Of each snapshot and import under way, the tenants that were erased meanwhile."""
 
     async def try_pin(self, namespace: Namespace, ids: Sequence[int], ttl: float | None) -> Pin | None:
         """Keep the whole blocks of a prefix on the device; ``None`` when they are not all there.
@@ -60,7 +64,11 @@ class Control:
             lease = self._cache.pin(namespace, tokens)
             return None if lease is None else self._pins.add(lease, self._until(ttl))
 
-        return await self._loop.at_edge(pin)
+        return await self._loop.at_edge(pin, self._unpin)
+
+    def _unpin(self, pin: Pin | None) -> None:
+        if pin is not None:
+            self._pins.release(pin.pin_id)
 
     async def keep(self, namespace: Namespace, ids: Sequence[int], ttl: float | None, priority: int) -> Pin | None:
         """Give the blocks of a prefix a retention priority; ``None`` when they are not all on the device."""
@@ -76,7 +84,12 @@ class Control:
 
     async def unpin(self, pin: Pin) -> bool:
         """False when it had gone already."""
-        return await self._loop.at_edge(lambda: self._pins.release(pin.pin_id))
+
+        def release() -> bool:
+            self._pins.expire(self._clock())
+            return self._pins.release(pin.pin_id)
+
+        return await self._loop.at_edge(release)
 
     async def evict(self, namespace: Namespace, ids: Sequence[int], *, tiers: bool) -> Evicted:
         """Give up a prefix and everything that goes on from it. What a request or a pin holds stays."""
@@ -107,14 +120,23 @@ class Control:
 
         def forget() -> int:
             self._pins.release_tenant(tenant)
+            self._tiering.warming.gives_way()
             blocks = self._cache.forget_tenant(tenant)
+            for erased in self._erased:
+                erased.add(digest)
             self._tiering.exports.withdraw(lambda export: export.shelf.tenant == digest)
             return blocks
 
-        erased = await self._loop.at_edge(forget)
-        erased += await self._tiering.manager.erase(digest)
-        for location in snapshots:
-            erased += await self._backend.erase(location, digest)
+        erased, errors = await self._loop.at_edge(forget), list[StorageError]()
+        places: list[Callable[[bytes], Awaitable[int]]] = [self._tiering.manager.erase]
+        places += [partial(self._backend.erase, location) for location in snapshots]
+        for erase in places:
+            try:
+                erased += await erase(digest)
+            except StorageError as error:
+                errors.append(error)
+        if errors:
+            raise StorageError("; ".join(map(str, errors))) from errors[0]
         return erased
 
     async def explain(self, namespace: Namespace, ids: Sequence[int], *, others: bool) -> Explanation:
@@ -138,8 +160,13 @@ class Control:
         if not self._geometry.identity.payload_bytes:
             raise StorageError("this runner does not say how many bytes a block has; it cannot be stored")
         path = None if within is None else Prefix(within[0], encode_tokens(within[1]).tobytes())
-        sink = await self._backend.begin(location, self._geometry)
-        return await self._snapshots.write(sink, location, within=path, tiers=tiers)
+        with self._noting_erasures() as erased:
+            sink = await self._backend.begin(location, self._geometry)
+            report = await self._snapshots.write(sink, location, within=path, tiers=tiers)
+            while erased:  # while it was written
+                gone = await self._backend.erase(location, erased.pop())
+                report = report._replace(blocks=report.blocks - gone)
+            return report
 
     async def import_snapshot(self, location: str) -> int:
         """Copy the blocks of a snapshot into the tiers; returns how many they took.
@@ -149,11 +176,12 @@ class Control:
         :raises InvalidRequest: when there is no tier to take them.
         """
         manager = self._tiering.manager
-        if not manager.names:
+        if not manager.takes_blocks:
             raise InvalidRequest("importing needs a tier to put the blocks in: EngineConfig(tiers=...)")
         snapshot = await self._backend.open(location, self._geometry)
         try:
-            return await self._snapshots.take_in(snapshot)
+            with self._noting_erasures() as erased:
+                return await self._snapshots.take_in(snapshot, erased)
         finally:
             await snapshot.close()
 
@@ -173,6 +201,15 @@ class Control:
 
     async def _children(self, shelf: Shelf, parent: BlockName) -> list[Listed]:
         return await self._tiering.manager.children(shelf, parent)
+
+    @contextmanager
+    def _noting_erasures(self) -> Iterator[set[bytes]]:
+        erased: set[bytes] = set()
+        self._erased.append(erased)
+        try:
+            yield erased
+        finally:
+            self._erased = [other for other in self._erased if other is not erased]
 
     def _until(self, ttl: float | None) -> float | None:
         return None if ttl is None else self._clock() + ttl

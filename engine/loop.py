@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from typing import Generic, TypeVar
 
 import anyio
@@ -94,8 +95,9 @@ class StepLoop:
         self._inbox.append(change)
         self._news.set()
 
-    async def at_edge(self, look: Callable[[], T]) -> T:
-        """What ``look`` returns or raises at the next step edge.
+    async def at_edge(self, look: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
+        """What ``look`` returns or raises at the next step edge. When the caller is cancelled before, nobody looks;
+        when it is cancelled just after, ``undo`` takes what was found, at the next edge.
 
         :raises EngineClosed: when the loop ends before.
         """
@@ -103,7 +105,13 @@ class StepLoop:
             raise EngineClosed("the engine has ended")
         question = _Question(look)
         self.post(question.answer)
-        return await question.answered()
+        try:
+            return await question.answered()
+        except BaseException:
+            found = question.withdraw()
+            if undo is not None and found:
+                self.post(partial(undo, found[0]))
+            raise
 
     def submit(self, group: SequenceGroup) -> None:
         """Take a new request."""
@@ -408,8 +416,16 @@ class _Question(Generic[T]):
         self._found: list[T] = []
         self._error: Exception | None = None
         self._done = anyio.Event()
+        self._withdrawn = False
+
+    def withdraw(self) -> list[T]:
+        """Nobody waits any more; returns what was found, if anything."""
+        self._withdrawn = True
+        return self._found
 
     def answer(self) -> None:
+        if self._withdrawn:
+            return
         try:
             self._found.append(self._look())
         except Exception as error:  # noqa: BLE001  # it belongs to who asked

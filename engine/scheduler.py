@@ -278,7 +278,7 @@ class Scheduler:
             admission = self._cache.try_admit(sample.sequence, headroom=headroom, reuse=reuse, resumed=resumed)
             if admission is not None:
                 break
-            if not self._make_way(sample, self._has_blocks_without):
+            if not (self._tiering.warming.gives_way() or self._make_way(sample, self._has_blocks_without)):
                 self.waiting_reasons["blocks"] += 1
                 return None
         sample.following_since = None
@@ -294,7 +294,8 @@ class Scheduler:
 
     def _follows(self, sample: Sample) -> bool:
         """Whether another sequence is computing what this one needs, and it has not waited for that too long."""
-        if sample.group.wants_prompt_scores or self._cache.producer(sample.sequence) is None:
+        producer = None if sample.group.wants_prompt_scores else self._cache.producer(sample.sequence)
+        if producer is None or self._tiering.warming.gives_way(producer):
             sample.following_since = None
             return False
         if sample.following_since is None:

@@ -38,7 +38,7 @@ Give = Callable[[Batch], Awaitable[None]]
 class AtEdge(Protocol):
     """How something is looked up at a step edge."""
 
-    def __call__(self, look: Callable[[], T]) -> Awaitable[T]: ...
+    def __call__(self, look: Callable[[], T], undo: Callable[[T], None] | None = None) -> Awaitable[T]: ...
 
 
 class Prefix(NamedTuple):
@@ -142,7 +142,7 @@ class Snapshots:
             raise
         return SnapshotReport(location, blocks, device, len(known) - device)
 
-    async def take_in(self, snapshot: Tier) -> int:
+    async def take_in(self, snapshot: Tier, erased: set[bytes]) -> int:
         """Copy what an open snapshot holds into the tiers; returns how many blocks they took."""
         source = TierManager(
             [Mounted("import", snapshot, is_open=True)],
@@ -157,9 +157,11 @@ class Snapshots:
         async def offer(batch: Batch) -> None:
             nonlocal taken
             start = 0
-            while start < len(batch.blocks):
+            while start < len(batch.blocks) and batch.shelf.tenant not in erased:
                 while not (room := self._manager.room("all")):  # noqa: ASYNC110  # room comes from many sides
                     await anyio.sleep(POLL)
+                if batch.shelf.tenant in erased:
+                    return
                 part = slice(start, start + room)
                 taken += self._manager.offer(Batch(batch.shelf, batch.blocks[part], batch.buffer[part]), to="all")
                 start += room
@@ -181,7 +183,7 @@ class Snapshots:
         def begin() -> Enlistment:
             return Enlistment(self._cache.image(self._outside.wall()), self._exports, exported)
 
-        with closing(await self._at_edge(begin)) as enlistment:
+        with closing(await self._at_edge(begin, Enlistment.close)) as enlistment:
             while await self._at_edge(enlistment.advance):
                 await self._drain(feed, SLICE_BLOCKS)
         return found

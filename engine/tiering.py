@@ -17,7 +17,7 @@ import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 
-from ..storage.naming import TOKEN_BYTES, BlockName, Namespace, Shelf, names_after
+from ..storage.naming import TOKEN_BYTES, BlockName, Namespace, names_after
 from ..storage.tier_manager import TierManager
 from .checkpoint import Checkpoint
 from .config import EngineConfig
@@ -153,7 +153,7 @@ class Tiering:
         """A request came: ask the tiers that cannot tell at once, and bring what lies low up to the first tier."""
         if not (self.manager.must_ask() or self.manager.can_prefetch):
             return
-        if self.manager.must_ask():
+        if self.manager.must_ask() and self._config.promotion != "best_effort":  # which waits for nothing
             self._looking.add(sequence.seq_id)
         self._spawn(self._look, sequence)
 
@@ -237,7 +237,11 @@ class Tiering:
                 names = await anyio.to_thread.run_sync(names_after, shelf.namespace, tokens, size)
             else:
                 names = names_after(shelf.namespace, tokens, size)
-            await self.manager.ask(shelf, names)
+            async with anyio.create_task_group() as asking:
+                if self._config.promotion == "timeout":
+                    asking.start_soon(self._wait_no_longer, sequence)
+                await self.manager.ask(shelf, names)
+                asking.cancel_scope.cancel()
         finally:
             self._looking.discard(sequence.seq_id)
             self._post(_nothing)
@@ -245,12 +249,14 @@ class Tiering:
         if sequence.state is State.OUTSIDE:  # it has to wait: use the time
             await self.manager.prefetch(shelf, names)
 
+    async def _wait_no_longer(self, sequence: Sequence) -> None:
+        """The tiers may go on answering, and the breakers hear of it when they do not."""
+        await anyio.sleep(self._config.promotion_timeout)
+        self._looking.discard(sequence.seq_id)
+        self._post(_nothing)
+
     async def _forget_all(self) -> None:
-        names: dict[Shelf, list[BlockName]] = {}
-        async for listed in self.manager.listing():
-            names.setdefault(listed.shelf, []).append(listed.head.name)
-        for shelf, found in names.items():
-            await self.manager.forget(shelf, found)
+        await self.manager.clear()
 
     async def _checkpoint_now_and_then(self) -> None:
         while True:

@@ -13,6 +13,7 @@ from collections.abc import Sequence as SequenceOf
 from enum import StrEnum
 
 import anyio
+import anyio.to_thread
 
 from ..storage.base import Listed
 from ..storage.naming import BlockName, Namespace
@@ -42,6 +43,7 @@ class Warming:
         budget_blocks: int,
         new_id: Callable[[], int],
         refused: str | None,
+        wall: Callable[[], float],
     ) -> None:
         self.readiness = Readiness.READY
         self.stored_blocks = 0
@@ -55,14 +57,18 @@ class Warming:
         self._loads = loads
         self._namespace = namespace
         self._budget = budget_blocks
+        self._wall = wall
         self._new_id = new_id
+        self._under_way: tuple[Sequence, anyio.Event] | None = None
 
     async def run(self, at_edge: AtEdge) -> None:
         """Warm as much as the budget and the free blocks allow."""
         if self._budget < 1:
             return
         listed = [each async for each in self._manager.listing(self._namespace.shelf())]
-        paths = list(hottest_paths(listed, min(self._budget, self._cache.pool.num_blocks)))
+        listed = [each._replace(meta=each.meta.aged(self._wall())) for each in listed]
+        most = min(self._budget, self._cache.pool.num_blocks)
+        paths = await anyio.to_thread.run_sync(lambda: list(hottest_paths(listed, most)))
         if not paths:
             return
         self.readiness = Readiness.WARMING
@@ -73,6 +79,19 @@ class Warming:
                     break
         finally:
             self.readiness = Readiness.READY
+
+    def gives_way(self, needed: Sequence | None = None) -> bool:
+        """Give up what is being warmed, because a request needs its blocks, or waits for the sequence ``needed``. False
+        when nothing is, or ``needed`` is somebody else's. At a step edge.
+        """
+        if self._under_way is None or needed not in (None, self._under_way[0]):
+            return False
+        sequence, done = self._under_way
+        self._under_way = None
+        self._loads.give_up(sequence)
+        self._cache.finish(sequence)
+        done.set()
+        return True
 
     async def _warm(self, path: SequenceOf[Listed], at_edge: AtEdge) -> bool:
         """Bring one path in; False when there is no free block left for it."""
@@ -93,12 +112,14 @@ class Warming:
         self._cache.forgo_copy(sequence, admission.copies)
 
         def finished(outcome: LoadOutcome) -> None:
+            self._under_way = None
             self.warmed_blocks += outcome.blocks
             self._cache.finish(sequence)
             done.set()
 
         names = self._loads.worthwhile(sequence, whole=True)
         if names:
+            self._under_way = sequence, done
             self._loads.begin(sequence, names, finished, is_use=False)
         else:  # it is on the device already, or computing it is faster
             finished(LoadOutcome(0, "complete"))
@@ -112,6 +133,8 @@ def hottest_paths(listed: SequenceOf[Listed], budget: int) -> Iterator[tuple[lis
     by_name = {each.head.name: each for each in listed}
     chosen: set[BlockName] = set()
     for each in sorted(listed, key=_heat, reverse=True):
+        if len(chosen) >= budget:
+            return
         if each.head.name in chosen:
             continue
         path = _path_to(each, by_name)
@@ -125,14 +148,14 @@ def hottest_paths(listed: SequenceOf[Listed], budget: int) -> Iterator[tuple[lis
 def _heat(listed: Listed) -> tuple[int, int, float, int]:
     """Of equals, the deepest first: its path brings the others."""
     meta = listed.meta
-    return meta.priority, meta.hits, -meta.idle, listed.head.start
+    return 0 if meta.ttl == 0.0 else meta.priority, meta.hits, -meta.idle, listed.head.start
 
 
 def _path_to(listed: Listed, by_name: dict[BlockName, Listed]) -> list[Listed]:
     path = [listed]
     while path[-1].head.start > 0:
         parent = by_name.get(path[-1].head.parent)
-        if parent is None:
+        if parent is None or parent.head.start >= path[-1].head.start:
             return []
         path.append(parent)
     return path[::-1]

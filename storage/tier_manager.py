@@ -18,7 +18,7 @@ from .base import Listed, Meta
 from .loads import Coverage, Deliver, Loaded, LoadOutcome, LoadReason
 from .mount import Mount, Mounted, Surroundings
 from .mount_listing import children_of, listing_of
-from .naming import BlockName, Shelf
+from .naming import BlockName, Shelf, name_after
 from .rates import best_prefix
 from .reach import Reach
 from .record import RecordCodec
@@ -86,6 +86,11 @@ class TierManager:
     def has_persistent(self) -> bool:
         """Whether some tier that takes blocks outlives the process."""
         return any(mount.persistent for mount in self._mounts)
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether some tier is no mere snapshot."""
+        return any(not mount.tier.read_only for mount in self._mounts)
 
     @property
     def stored_blocks(self) -> int:
@@ -289,12 +294,29 @@ class TierManager:
                 count += mount.queue.remove(meant)
         return count, errors
 
+    async def clear(self) -> None:
+        """Delete everything that lies in the tiers which this engine alone writes.
+
+        :raises StorageError: when one could not.
+        """
+        for mount in self._mounts:
+            if mount.tier.shared or mount.tier.read_only:
+                continue
+            names: dict[Shelf, list[BlockName]] = {}
+            async with aclosing(listing_of(mount, None)) as blocks:
+                async for listed in blocks:
+                    names.setdefault(listed.shelf, []).append(listed.head.name)
+            for shelf, found in names.items():
+                for at in range(0, len(found), _ASK_NAMES):
+                    await mount.delete(shelf, found[at : at + _ASK_NAMES])
+
     async def children(self, shelf: Shelf, parent: BlockName) -> list[Listed]:
         """The blocks right after ``parent``, each once, as far as tiers can tell."""
         found: dict[BlockName, Listed] = {}
         for mount in self._mounts:
             for listed in await children_of(mount, shelf, parent):
-                if listed.shelf == shelf and listed.head.parent == parent:
+                head = listed.head
+                if listed.shelf == shelf and head.parent == parent and head.name == name_after(parent, head.tokens):
                     found.setdefault(listed.head.name, listed)
         return list(found.values())
 

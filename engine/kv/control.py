@@ -104,8 +104,10 @@ class CacheControl:
         keep = Keep.until(priority, expires, self._clock())
         if match.ids and keep is not PLAIN:
             node = self.tree.lock_match(namespace, match)
-            raise_path(self.tree, node, Span(0, len(match.ids), keep))
-            self.tree.unlock(node)
+            try:
+                raise_path(self.tree, node, Span(0, len(match.ids), keep))
+            finally:
+                self.tree.unlock(node)
         return len(match.ids) * self.block_size
 
     def expire(self, now: float) -> int:
