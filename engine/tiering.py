@@ -86,7 +86,8 @@ class Tiering:
     async def open(self) -> None:
         """Open the tiers.
 
-        :raises StorageError: when one cannot be used and ``strict_tiers`` is set.
+        :raises StorageError: when one cannot be used and ``strict_tiers`` is set, or when what it holds is to be
+            forgotten (``restore_from_disk``) and is not.
         """
         self._is_open = True
         await self.manager.open()

@@ -11,7 +11,7 @@ from ..errors import CorruptBlock, FingerprintMismatch, StorageError, describe
 from ..telemetry.logging import Logger
 from .base import Head
 from .disk_entries import Entries, Entry
-from .disk_folder import DiskFolder
+from .disk_folder import DiskFolder, OtherHome, read_identity
 from .disk_index import BrokenIndex, DiskIndex, Row
 from .disk_segments import SegmentSet
 from .disk_state import DiskState
@@ -114,8 +114,21 @@ class DiskOpener:
         if index.dropped:
             self._logger.warning("disk_tier_rows_dropped", path=str(folder.home), rows=len(index.dropped))
         state.stray_bytes = sum(item.bytes for item in folder.strays())
-        state.other_bytes = sum(other.bytes for other in folder.others())
+        others = folder.others()
+        state.other_bytes = sum(other.bytes for other in others)
+        if others and not len(state.entries):
+            self._tell_why_cold(folder, others[-1])
         return state
+
+    def _tell_why_cold(self, folder: DiskFolder, other: OtherHome) -> None:
+        """There are blocks, but of another identity; ``other`` is the one used last."""
+        found = read_identity(self._fs, other.path)
+        if found is not None:
+            self._logger.warning(
+                "disk_tier_starts_cold",
+                path=str(folder.root),
+                problem=f"its blocks are of another model: {'; '.join(self._identity.differences(found.identity))}",
+            )
 
     def _rebuild(self, state: DiskState, index: DiskIndex, problem: str) -> None:
         """Fill a new database with what the headers of the segments say."""

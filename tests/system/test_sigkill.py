@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -144,7 +145,7 @@ class Ledger:
         self.is_finished = False
         """Whether some snapshot was."""
         self._seen: set[Asked] = set()
-        self._under_way: set[Asked] = set()
+        self._under_way: Counter[Asked] = Counter()
         self._leaving: set[Asked] = set()
         self._references = references
 
@@ -159,7 +160,7 @@ class Ledger:
                 self.asked(_asked([tenant, number]))
             case ["said", tenant, int(number), list(tokens)]:
                 assert tuple(tokens) == self._references[number]
-                self._under_way.discard(_asked([tenant, number]))
+                self._under_way[_asked([tenant, number])] -= 1  # somebody else may have asked the same
             case ["safe", list(done)]:
                 self.safe |= set(map(_asked, done)) - self.gone - self._leaving
             case ["writing", list(done)]:
@@ -174,13 +175,13 @@ class Ledger:
     def asked(self, which: Asked) -> None:
         """Its blocks may come back."""
         self._seen.add(which)
-        self._under_way.add(which)
+        self._under_way[which] += 1
         for out in (self.gone, self._leaving):
             out -= {other for other in out if _goes_on(other, which)}
 
     def _forgetting(self, which: Asked) -> None:
         self.safe = {other for other in self.safe if not _goes_on(which, other)}
-        if not any(_goes_on(which, other) for other in self._under_way):
+        if not any(_goes_on(which, other) for other in self._under_way.elements()):
             self._leaving.add(which)
 
     async def check(self, found: AsyncEngine, rng: Random) -> None:
