@@ -87,15 +87,7 @@ async def assemble(
     """
     counters, new_id = Counters(), itertools.count().__next__
     fault = _reporter(outside)
-    identity = Identity.of(
-        {**runner.info.identity, **_signature(config.storage_key)},
-        block_size=config.block_size,
-        payload_bytes=runner.info.bytes_per_block,
-    )
-    records = RecordCodec(
-        block_size=config.block_size, payload_bytes=identity.payload_bytes, run=os.urandom(8), key=config.storage_key
-    )
-    geometry = TierGeometry(identity, records.record_bytes)
+    geometry, records = _stored_form(runner, config)
     settings = ManagerSettings(
         deadline=config.tier_deadline, queue_bytes=config.tier_queue_bytes, strict=config.strict_tiers
     )
@@ -118,15 +110,14 @@ async def assemble(
         manager,
         cache,
         loads,
-        namespace=Namespace(identity.digest),
-        budget_blocks=int(config.warm_bytes // max(identity.payload_bytes, 1)),
+        namespace=Namespace(geometry.identity.digest),
+        budget_blocks=int(config.warm_bytes // max(geometry.identity.payload_bytes, 1)),
         new_id=new_id,
         refused=mounts.refused,
         wall=outside.wall,
     )
-    tiering = Tiering(
-        manager, cache, exports, loads, Checkpoint(cache, exports, manager, outside), warming, config, outside
-    )
+    checkpoint = Checkpoint(cache, exports, manager, outside)
+    tiering = Tiering(manager, cache, exports, loads, checkpoint, warming, config, outside)
     cache.watch(tiering)
 
     def scheduling_fault(where: str, error: BaseException | str) -> None:
@@ -145,10 +136,23 @@ async def assemble(
         outside=outside,
         new_id=new_id,
     )
-    snapshots = Snapshots(cache, exports, manager, records, outside, at_edge=loop.at_edge)
+    snapshots = Snapshots(cache, exports, manager, records, outside, loop)
     control = Control(cache, loop, tiering, snapshots, pins, mounts.backend, geometry, clock=outside.clock)
-    intake = Intake(runner.info, identity.digest, codec, config, clock=outside.clock, new_id=new_id)
+    intake = Intake(runner.info, geometry.identity.digest, codec, config, clock=outside.clock, new_id=new_id)
     return Parts(runner, codec, intake, loop, tiering, control, counters)
+
+
+def _stored_form(runner: ModelRunner, config: EngineConfig) -> tuple[TierGeometry, RecordCodec]:
+    """What blocks of this engine are, and how they look, outside of the device."""
+    identity = Identity.of(
+        {**runner.info.identity, **_signature(config.storage_key)},
+        block_size=config.block_size,
+        payload_bytes=runner.info.bytes_per_block,
+    )
+    records = RecordCodec(
+        block_size=config.block_size, payload_bytes=identity.payload_bytes, run=os.urandom(8), key=config.storage_key
+    )
+    return TierGeometry(identity, records.record_bytes), records
 
 
 def _signature(key: bytes | None) -> dict[str, str]:

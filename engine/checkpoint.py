@@ -4,15 +4,15 @@ it closes. So a restart, or a crash, costs what came after the last one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from typing import TypeVar
 
 import anyio
 
 from ..storage.base import Meta
 from ..storage.naming import BlockName, Shelf
 from ..storage.tier_manager import TierManager
+from .edges import Edges
 from .enlisting import SLICE_BLOCKS, Enlistment
 from .exports import EXPORT_BLOCKS, Export, Exports, TierSink, heads_of
 from .kv import CacheManager, ImageRun
@@ -21,12 +21,8 @@ from .surroundings import Surroundings
 
 POLL = 0.02
 """Seconds between two looks at what is left to export."""
-NEWS = 1.0
-"""What was used less than so many intervals ago has its statistics noted again."""
 
-Post = Callable[[Callable[[], None]], None]
 Touches = dict[Shelf, dict[BlockName, Meta]]
-T = TypeVar("T")
 
 
 class Checkpoint:
@@ -47,13 +43,13 @@ class Checkpoint:
         self._clock, self._wall, _ = outside
         self._last = self._clock()
 
-    async def make(self, post: Post, patience: float) -> None:
+    async def make(self, loop: Edges, patience: float) -> None:
         """One checkpoint beside the running loop. ``patience``: seconds for what lies in other tiers."""
         touches: Touches = {}
-        with closing(await _at_edge(post, lambda: self._begin(touches))) as enlistment:
-            while await _at_edge(post, enlistment.advance):
-                await self._settle(post, SLICE_BLOCKS)
-        await self._settle(post, 0)
+        with closing(await loop.at_edge(lambda: self._begin(touches), Enlistment.close)) as enlistment:
+            while await loop.at_edge(enlistment.advance):
+                await self._settle(loop, SLICE_BLOCKS)
+        await self._settle(loop, 0)
         await self._note(touches)
         await self._manager.persist(patience)
         self.made += 1
@@ -69,11 +65,11 @@ class Checkpoint:
         await self._manager.persist(patience)
         self.made += 1
 
-    async def _settle(self, post: Post, left: int) -> None:
+    async def _settle(self, loop: Edges, left: int) -> None:
         """Until no more than ``left`` blocks are still to be exported: a few lists of them at a time are enough."""
         while self._exports.outstanding(self._sink) > left:
             await anyio.sleep(POLL)
-            post(_nothing)  # an idle loop does not see by itself that a queue has room again
+            loop.wake()  # a queue may have room again
 
     async def _settle_alone(self, left: int) -> None:
         while self._exports.outstanding(self._sink) > left:
@@ -90,7 +86,7 @@ class Checkpoint:
         def exported(run: ImageRun, indices: Sequence[int]) -> list[Export]:
             shelf, names = run.namespace.shelf(), [run.names[index] for index in indices]
             absent = self._manager.absent(shelf, names, to="persistent")
-            if run.meta.idle <= since * NEWS or run.meta.priority:
+            if run.meta.idle <= since or run.meta.priority:
                 there = set(names).difference(names[at] for at in absent)
                 touches.setdefault(shelf, {}).update(dict.fromkeys(there, run.meta))
             heads = heads_of(run) if absent else []
@@ -101,20 +97,3 @@ class Checkpoint:
     async def _note(self, touches: Touches) -> None:
         for shelf, metas in touches.items():
             await self._manager.touch(shelf, metas)
-
-
-async def _at_edge(post: Post, look: Callable[[], T]) -> T:
-    found: list[T] = []
-    done = anyio.Event()
-
-    def change() -> None:
-        found.append(look())
-        done.set()
-
-    post(change)
-    await done.wait()
-    return found[0]
-
-
-def _nothing() -> None:
-    """A change that only wakes the loop."""

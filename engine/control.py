@@ -102,7 +102,7 @@ class Control:
         dropped, blocks = await self._loop.at_edge(forget)
         if not tiers:
             return Evicted(blocks, 0)
-        await self._loop.at_edge(_nothing)  # what the cache gave up a moment before has been copied out by then
+        await self._loop.at_edge(lambda: None)  # what the cache gave up a moment before has been copied out by then
         below = await self._names_of_region(shelf, tokens.tobytes())
         wanted = list(dict.fromkeys([*dropped, *below]))
         return Evicted(blocks, await self._tiering.manager.forget(shelf, wanted))
@@ -213,7 +213,3 @@ class Control:
 
     def _until(self, ttl: float | None) -> float | None:
         return None if ttl is None else self._clock() + ttl
-
-
-def _nothing() -> None:
-    """A look at nothing."""

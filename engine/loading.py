@@ -21,6 +21,7 @@ from ..storage.base import Meta
 from ..storage.naming import BlockName
 from ..storage.tier_manager import Loaded, LoadOutcome, TierManager
 from .config import EngineConfig
+from .edges import Edges
 from .kv import CacheManager, Sequence
 from .model.runner import ModelRunner
 from .model_thread import ModelThread
@@ -81,14 +82,13 @@ class Loads:
         self._on_fault = on_fault
         self._loads: dict[int, Load] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._post: Callable[[Callable[[], None]], None] = lambda change: change()
 
     def __len__(self) -> int:
         return len(self._loads)
 
-    def start(self, tasks: anyio.abc.TaskGroup, post: Callable[[Callable[[], None]], None]) -> None:
-        """``tasks``: where reading happens. ``post``: how a change gets to the next step edge."""
-        self._tasks, self._post = tasks, post
+    def start(self, tasks: anyio.abc.TaskGroup, loop: Edges) -> None:
+        """``tasks``: where reading happens."""
+        self._tasks, self._loop = tasks, loop
 
     # from the scheduler
 
@@ -184,12 +184,12 @@ class Loads:
             except Exception as error:  # noqa: BLE001  # the manager promises not to; the request must get on all the same
                 self._on_fault("load", ModelError(describe(error)))
         if not load.is_over:
-            self._post(lambda: self._end(load, outcome))
+            self._loop.post(lambda: self._end(load, outcome))
 
     async def _deliver(self, load: Load, blocks: list[Loaded]) -> None:
         chunk = Chunk(blocks, anyio.Event())
         load.arrived.append(chunk)
-        self._post(_nothing)  # wakes the loop
+        self._loop.wake()
         await chunk.taken.wait()
 
     def _end(self, load: Load, outcome: LoadOutcome) -> None:
@@ -204,7 +204,3 @@ class Loads:
         del self._loads[load.sequence.seq_id]
         self.outcomes[outcome.reason] += 1
         load.when_loaded(outcome)
-
-
-def _nothing() -> None:
-    """A change that only wakes the loop."""

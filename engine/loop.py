@@ -95,9 +95,12 @@ class StepLoop:
         self._inbox.append(change)
         self._news.set()
 
+    def wake(self) -> None:
+        """Let an idle loop look again."""
+        self.post(_nothing)  # the event alone could be missed by a loop that is about to wait
+
     async def at_edge(self, look: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-        """What ``look`` returns or raises at the next step edge. When the caller is cancelled before, nobody looks;
-        when it is cancelled just after, ``undo`` takes what was found, at the next edge.
+        """See :class:`~octavo.engine.edges.Edges`.
 
         :raises EngineClosed: when the loop ends before.
         """
@@ -437,3 +440,7 @@ class _Question(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._found[0]
+
+
+def _nothing() -> None:
+    """What happens at an edge that is only waited for."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -21,6 +21,7 @@ from ..storage.naming import BlockName, Namespace, Shelf, names_after
 from ..storage.record import RecordCodec
 from ..storage.settings import ManagerSettings
 from ..storage.tier_manager import Batch, Loaded, Mounted, Outgoing, TierManager
+from .edges import Edges
 from .enlisting import SLICE_BLOCKS, Enlistment
 from .exports import EXPORT_BLOCKS, Export, Exports, heads_of
 from .kv import CacheManager, ImageRun
@@ -31,14 +32,7 @@ POLL = 0.005
 WAITING_BATCHES = 4
 """Batches that may wait to be written; more are not exported meanwhile."""
 
-T = TypeVar("T")
 Give = Callable[[Batch], Awaitable[None]]
-
-
-class AtEdge(Protocol):
-    """How something is looked up at a step edge."""
-
-    def __call__(self, look: Callable[[], T], undo: Callable[[T], None] | None = None) -> Awaitable[T]: ...
 
 
 class Prefix(NamedTuple):
@@ -109,15 +103,14 @@ class Snapshots:
         manager: TierManager,
         codec: RecordCodec,
         outside: Surroundings,
-        *,
-        at_edge: AtEdge,
+        loop: Edges,
     ) -> None:
         self._cache = cache
         self._exports = exports
         self._manager = manager
         self._codec = codec
         self._outside = outside
-        self._at_edge = at_edge
+        self._loop = loop
 
     async def write(self, sink: SnapshotSink, location: str, *, within: Prefix | None, tiers: bool) -> SnapshotReport:
         """Write everything, or the whole blocks of the prefix ``within``. ``tiers``: also what only local tiers have.
@@ -183,8 +176,8 @@ class Snapshots:
         def begin() -> Enlistment:
             return Enlistment(self._cache.image(self._outside.wall()), self._exports, exported)
 
-        with closing(await self._at_edge(begin, Enlistment.close)) as enlistment:
-            while await self._at_edge(enlistment.advance):
+        with closing(await self._loop.at_edge(begin, Enlistment.close)) as enlistment:
+            while await self._loop.at_edge(enlistment.advance):
                 await self._drain(feed, SLICE_BLOCKS)
         return found
 
@@ -197,7 +190,7 @@ class Snapshots:
             if feed.is_empty:
                 await anyio.sleep(POLL)
             await feed.write_one()
-            await self._at_edge(_nothing)  # wakes a loop that is idle
+            await self._loop.at_edge(lambda: None)  # an idle loop exports on; one that has ended says so
 
     async def _copy_all(self, source: TierManager, give: Give, known: set[BlockName]) -> None:
         by_shelf: dict[Shelf, list[BlockName]] = {}
@@ -217,7 +210,3 @@ class Snapshots:
         while names:  # a load ends at the first block that cannot be had: go on behind it
             outcome = await source.load(shelf, names, deliver, deadline=None)
             names = names[outcome.blocks + 1 :]
-
-
-def _nothing() -> None:
-    """A look at nothing."""

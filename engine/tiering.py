@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as SequenceOf
-from typing import Protocol, TypeVarTuple, Unpack
+from typing import TypeVarTuple, Unpack
 
 import anyio
 import anyio.abc
@@ -22,12 +22,11 @@ from ..storage.tier_manager import TierManager
 from .checkpoint import Checkpoint
 from .config import EngineConfig
 from .counters import RestoreStats, TransferStats
+from .edges import Edges
 from .exports import Export, Exports, TierSink, heads_of
 from .kv import CacheManager, EvictedRun, Sequence
 from .kv.image import meta_of
-from .kv.sequence import State
 from .loading import Loads
-from .snapshotting import AtEdge
 from .surroundings import Surroundings
 from .warming import Warming
 
@@ -39,16 +38,6 @@ NAMES_IN_LOOP = 64
 """Names that are computed in the event loop; longer chains are computed in a thread."""
 
 Ts = TypeVarTuple("Ts")
-Post = Callable[[Callable[[], None]], None]
-
-
-class Edges(Protocol):
-    """The loop, as others see it: changes and looks at its step edges."""
-
-    @property
-    def at_edge(self) -> AtEdge: ...
-
-    def post(self, change: Callable[[], None]) -> None: ...
 
 
 class Tiering:
@@ -78,7 +67,6 @@ class Tiering:
         self._completed = TierSink(manager, "all")
         self._looking: set[int] = set()
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._post: Post = _at_once
         self._is_open = False
 
     # life; in tasks of the engine
@@ -92,16 +80,16 @@ class Tiering:
         self._is_open = True
         await self.manager.open()
         if not self._config.restore_from_disk:
-            await self._forget_all()
+            await self.manager.clear()
         self.warming.stored_blocks = self.manager.stored_blocks
 
     async def run(self, loop: Edges, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """The tasks of the tiers: writers, loads, checkpoints, warming. Until cancelled."""
         async with anyio.create_task_group() as tasks:
-            self._tasks, self._post = tasks, loop.post
-            self.loads.start(tasks, loop.post)
+            self._tasks, self._loop = tasks, loop
+            self.loads.start(tasks, loop)
             self._spawn(self.manager.run)
-            self._spawn(self.warming.run, loop.at_edge)
+            self._spawn(self.warming.run, loop)
             if self._config.checkpoint_interval > 0 and self.manager.has_persistent:
                 self._spawn(self._checkpoint_now_and_then)
             task_status.started()
@@ -130,7 +118,7 @@ class Tiering:
 
     def evicted(self, run: EvictedRun) -> None:
         """Blocks left the tree and are free: see that what is worth it is copied out before the next step."""
-        promised = self.exports.evicted(run.blocks, self._evicted)
+        promised = self.exports.evicted(run.blocks, self._completed)
         if self._config.demotion == "selective" and not run.entry.hits:
             return
         shelf = run.namespace.shelf()
@@ -245,24 +233,21 @@ class Tiering:
                 asking.cancel_scope.cancel()
         finally:
             self._looking.discard(sequence.seq_id)
-            self._post(_nothing)
+            self._loop.wake()
         await anyio.lowlevel.checkpoint()
-        if sequence.state is State.OUTSIDE:  # it has to wait: use the time
+        if sequence.is_outside:  # it has to wait: use the time
             await self.manager.prefetch(shelf, names)
 
     async def _wait_no_longer(self, sequence: Sequence) -> None:
         """The tiers may go on answering, and the breakers hear of it when they do not."""
         await anyio.sleep(self._config.promotion_timeout)
         self._looking.discard(sequence.seq_id)
-        self._post(_nothing)
-
-    async def _forget_all(self) -> None:
-        await self.manager.clear()
+        self._loop.wake()
 
     async def _checkpoint_now_and_then(self) -> None:
         while True:
             await anyio.sleep(self._config.checkpoint_interval)
-            await self._kept_alive(self.checkpoint.make, self._post, self._config.checkpoint_interval)
+            await self._kept_alive(self.checkpoint.make, self._loop, self._config.checkpoint_interval)
 
     def _spawn(self, work: Callable[[Unpack[Ts]], Awaitable[object]], *args: *Ts) -> None:
         if self._tasks is not None:
@@ -288,11 +273,3 @@ class Tiering:
                 continue
             heads, meta = heads_of(run), meta_of(run.entry, self._clock(), self._wall())
             self.exports.later(Export(run.blocks[i], shelf, heads[i], meta, self._completed) for i in missing)
-
-
-def _at_once(change: Callable[[], None]) -> None:
-    change()
-
-
-def _nothing() -> None:
-    """A change that only wakes the loop."""

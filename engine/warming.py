@@ -18,9 +18,9 @@ import anyio.to_thread
 from ..storage.base import Listed
 from ..storage.naming import BlockName, Namespace
 from ..storage.tier_manager import LoadOutcome, TierManager
+from .edges import Edges
 from .kv import CacheManager, Sequence
 from .loading import Loads
-from .snapshotting import AtEdge
 
 
 class Readiness(StrEnum):
@@ -61,7 +61,7 @@ class Warming:
         self._new_id = new_id
         self._under_way: tuple[Sequence, anyio.Event] | None = None
 
-    async def run(self, at_edge: AtEdge) -> None:
+    async def run(self, loop: Edges) -> None:
         """Warm as much as the budget and the free blocks allow."""
         if self._budget < 1:
             return
@@ -75,7 +75,7 @@ class Warming:
         self.planned_blocks = sum(new for _, new in paths)
         try:
             for path, _ in paths:
-                if not await self._warm(path, at_edge):
+                if not await self._warm(path, loop):
                     break
         finally:
             self.readiness = Readiness.READY
@@ -93,10 +93,10 @@ class Warming:
         done.set()
         return True
 
-    async def _warm(self, path: SequenceOf[Listed], at_edge: AtEdge) -> bool:
+    async def _warm(self, path: SequenceOf[Listed], loop: Edges) -> bool:
         """Bring one path in; False when there is no free block left for it."""
         done = anyio.Event()
-        if not await at_edge(lambda: self._begin(path, done)):
+        if not await loop.at_edge(lambda: self._begin(path, done)):
             return False
         await done.wait()
         return True

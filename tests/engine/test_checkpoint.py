@@ -164,13 +164,13 @@ async def test_what_was_used_since_has_its_statistics_noted(engine_of: EngineOf)
         parts = tiering(engine)
         await ask(engine, prompt(1))
         clock.now += 10
-        await parts.checkpoint.make(engine._loop.post, 1.0)
+        await parts.checkpoint.make(engine._loop, 1.0)
         assert {kept.meta.hits for kept in store.blocks.values()} == {0}
         assert {kept.meta.idle for kept in store.blocks.values()} == {10.0}
         for _ in range(3):
             clock.now += 1
             await ask(engine, prompt(1))
-        await parts.checkpoint.make(engine._loop.post, 1.0)
+        await parts.checkpoint.make(engine._loop, 1.0)
         assert max(kept.meta.hits for kept in store.blocks.values()) == 3
 
 

@@ -57,7 +57,7 @@ async def test_the_priority_of_what_lies_below_long_since_is_told_to_the_tier(
     async with engine_of(mounts={"m": lasting(store)}, clock=clock, wall=clock, checkpoint_interval=60.0) as engine:
         await ask(engine, prompt(1))
         for seconds in (120.0, 30.0):
-            await tiering(engine).checkpoint.make(engine._loop.post, 5.0)
+            await tiering(engine).checkpoint.make(engine._loop, 5.0)
             clock.now += seconds
         await engine.pin(prompt(1), priority=7)
     # the block after the prompt holds generated tokens

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from octavo import AsyncEngine, RequestOutput, SamplingParams
+from octavo.engine.kv import Sequence
 from octavo.engine.sequence import Sample
 from octavo.engine.testing import FakeRunner
 from octavo.errors import InvalidRequest
@@ -122,6 +123,22 @@ async def test_written_through_when_done_to_all_tiers_and_once(engine_of: Engine
         await cool(engine)
         assert (put_blocks(engine, 0), put_blocks(engine, 1)) == (5, 5)
         assert engine.stats().transfers.exported_blocks == exported
+
+
+@pytest.mark.asyncio
+async def test_what_is_evicted_on_its_way_through_is_copied_once(engine_of: EngineOf) -> None:
+    async with engine_of(mounts={"a": memory(), "b": memory()}, demotion="write_through") as engine:
+        completed = tiering(engine).completed
+
+        def evicted_at_once(sequence: Sequence) -> None:
+            completed(sequence)
+            engine._loop.post(lambda: evict_all(engine))
+
+        tiering(engine).completed = evicted_at_once  # type: ignore[method-assign]  # nothing else comes between
+        await ask(engine, prompt(1))
+        await settled(engine)
+        assert engine.stats().transfers.exported_blocks == 5
+        assert (put_blocks(engine, 0), put_blocks(engine, 1)) == (5, 5)
 
 
 @pytest.mark.asyncio

@@ -1032,8 +1032,8 @@ TIERED_ENGINE = (
     Mutant(
         "warming goes by hits before priority",
         "engine/warming.py",
-        "    return meta.priority, meta.hits,",
-        "    return meta.hits, meta.priority,",
+        "    return 0 if meta.ttl == 0.0 else meta.priority, meta.hits,",
+        "    return meta.hits, 0 if meta.ttl == 0.0 else meta.priority,",
         IN_WARMING,
     ),
     Mutant(
@@ -1060,8 +1060,8 @@ TIERED_ENGINE = (
     Mutant(
         "erasing leaves snapshots",
         "engine/control.py",
-        "            erased += await self._backend.erase(location, digest)\n",
-        "            pass\n",
+        "        places += [partial(self._backend.erase, location) for location in snapshots]\n",
+        "",
         IN_CONTROL,
     ),
     Mutant(

@@ -140,7 +140,7 @@ class Life:
         parts = self._engine._life.parts
 
         async def make(done: Sequence[tuple[str | None, int]]) -> None:
-            await parts.tiering.checkpoint.make(parts.loop.post, 30.0)
+            await parts.tiering.checkpoint.make(parts.loop, 30.0)
             tell("safe", done)
 
         await self._every(make)
