@@ -15,10 +15,10 @@ from ..policies.eviction.base import EvictionPolicy
 from ..policies.scheduling.base import SchedulingPolicy
 from ..storage.base import TierGeometry
 from ..storage.identity import Identity
+from ..storage.manager.settings import ManagerSettings
+from ..storage.manager.tier_manager import TierManager
 from ..storage.naming import Namespace
 from ..storage.record import RecordCodec
-from ..storage.settings import ManagerSettings
-from ..storage.tier_manager import TierManager
 from ..telemetry.logging import RateLimited
 from .checkpoint import Checkpoint
 from .config import EngineConfig

@@ -10,8 +10,8 @@ from contextlib import closing
 import anyio
 
 from ..storage.base import Meta
+from ..storage.manager.tier_manager import TierManager
 from ..storage.naming import BlockName, Shelf
-from ..storage.tier_manager import TierManager
 from .edges import Edges
 from .enlisting import SLICE_BLOCKS, Enlistment
 from .exports import EXPORT_BLOCKS, Export, Exports, TierSink, heads_of

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..storage.tier_manager import TierReport
+from ..storage.manager.tier_manager import TierReport
 from .kv import CacheStats
 
 

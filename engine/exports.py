@@ -16,9 +16,9 @@ import numpy as np
 
 from ..errors import EngineClosed
 from ..storage.base import Head, Meta
+from ..storage.manager.tier_manager import Batch, Outgoing, Target, TierManager
 from ..storage.naming import TOKEN_BYTES, BlockName, Shelf
 from ..storage.record import RecordCodec
-from ..storage.tier_manager import Batch, Outgoing, Target, TierManager
 from .model.runner import ModelRunner
 from .model_thread import ModelThread
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from ..errors import EngineClosed, ModelError, describe
 from ..storage.base import Meta
+from ..storage.manager.tier_manager import Loaded, LoadOutcome, TierManager
 from ..storage.naming import BlockName
-from ..storage.tier_manager import Loaded, LoadOutcome, TierManager
 from .config import EngineConfig
 from .edges import Edges
 from .kv import CacheManager, Sequence

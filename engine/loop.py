@@ -25,7 +25,7 @@ from ..errors import (
     caused,
     describe,
 )
-from ..storage.tier_manager import LoadOutcome
+from ..storage.manager.tier_manager import LoadOutcome
 from ..telemetry.logging import RateLimited
 from .commit import Committer
 from .config import EngineConfig

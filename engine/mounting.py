@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..errors import ContractBroken, OctavoError, StorageError, describe
 from ..plugins import PluginGroup
 from ..storage.base import PersistenceBackend, Tier, TierGeometry
-from ..storage.tier_manager import Mounted
+from ..storage.manager.tier_manager import Mounted
 from ..telemetry.logging import Logger
 from .config import EngineConfig
 

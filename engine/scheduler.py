@@ -24,8 +24,8 @@ from functools import partial
 
 from ..errors import OutOfBlocks
 from ..policies.scheduling.base import Job, SchedulingPolicy
+from ..storage.manager.tier_manager import LoadOutcome
 from ..storage.naming import BlockName
-from ..storage.tier_manager import LoadOutcome
 from .config import EngineConfig
 from .kv import Admission, CacheManager
 from .kv.cache_manager import Copies

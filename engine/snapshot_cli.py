@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import InvalidRequest, StorageError, describe
-from ..storage import maintenance
-from ..storage.copying import ByBlock, ByTokens
-from ..storage.inspection import Inspection, PrefixReport
-from ..storage.maintenance import Copied
+from ..storage.maintenance import tools as maintenance
+from ..storage.maintenance.copying import ByBlock, ByTokens
+from ..storage.maintenance.inspection import Inspection, PrefixReport
+from ..storage.maintenance.sources import UNBOUNDED
+from ..storage.maintenance.tools import Copied
 from ..storage.naming import tenant_digest
-from ..storage.snapshot_verify import VerifyReport
-from ..storage.snapshot_writer import SnapshotSettings
-from ..storage.sources import UNBOUNDED
+from ..storage.snapshot.verify import VerifyReport
+from ..storage.snapshot.writer import SnapshotSettings
 from .model.loader import load
 
 snapshot_app = typer.Typer(no_args_is_help=True, help="Look at stored caches, check, copy and erase them.")

@@ -17,10 +17,10 @@ import anyio.to_thread
 import numpy as np
 
 from ..storage.base import Record, SnapshotSink, Tier
+from ..storage.manager.settings import ManagerSettings
+from ..storage.manager.tier_manager import Batch, Loaded, Mounted, Outgoing, TierManager
 from ..storage.naming import BlockName, Namespace, Shelf, names_after
 from ..storage.record import RecordCodec
-from ..storage.settings import ManagerSettings
-from ..storage.tier_manager import Batch, Loaded, Mounted, Outgoing, TierManager
 from .edges import Edges
 from .enlisting import SLICE_BLOCKS, Enlistment
 from .exports import EXPORT_BLOCKS, Export, Exports, heads_of

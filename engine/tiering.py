@@ -17,8 +17,8 @@ import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 
+from ..storage.manager.tier_manager import TierManager
 from ..storage.naming import TOKEN_BYTES, BlockName, Namespace, names_after
-from ..storage.tier_manager import TierManager
 from .checkpoint import Checkpoint
 from .config import EngineConfig
 from .counters import RestoreStats, TransferStats

@@ -16,8 +16,8 @@ import anyio
 import anyio.to_thread
 
 from ..storage.base import Listed
+from ..storage.manager.tier_manager import LoadOutcome, TierManager
 from ..storage.naming import BlockName, Namespace
-from ..storage.tier_manager import LoadOutcome, TierManager
 from .edges import Edges
 from .kv import CacheManager, Sequence
 from .loading import Loads

@@ -38,11 +38,11 @@ import numpy as np
 
 from octavo import AsyncEngine, EngineConfig, SamplingParams
 from octavo.storage.base import Head, Record, Tier, TierGeometry
-from octavo.storage.disk import DiskTier
+from octavo.storage.disk.tier import DiskTier
 from octavo.storage.identity import Identity
 from octavo.storage.naming import Namespace, name_after
 from octavo.storage.record import RecordCodec
-from octavo.storage.snapshot import FolderBackend
+from octavo.storage.snapshot.backend import FolderBackend
 
 BLOCK_SIZE = 16
 PROMPT = 511 * BLOCK_SIZE + 1

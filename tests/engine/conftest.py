@@ -40,7 +40,7 @@ DEFAULTS: dict[str, object] = {
     # by path: looking names up in what is installed takes longer than most tests
     "eviction_policy": "octavo.policies.eviction.lru:Lru",
     "scheduling_policy": "octavo.policies.scheduling.fcfs:Fcfs",
-    "persistence_backend": "octavo.storage.snapshot:FolderBackend",
+    "persistence_backend": "octavo.storage.snapshot.backend:FolderBackend",
 }
 PATIENCE = 15.0
 """Seconds after which a test that hangs is told so; no result depends on it."""

@@ -12,7 +12,7 @@ import pytest
 from octavo import AsyncEngine, FinishReason, RequestOutput, SamplingParams
 from octavo.errors import InvalidRequest, StorageError
 from octavo.storage.naming import tenant_digest
-from octavo.storage.testing import Fault, MemoryStore
+from octavo.storage.testing.contract import Fault, MemoryStore
 from octavo.tests.engine.tier_rig import (
     GREEDY,
     LONG,

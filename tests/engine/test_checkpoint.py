@@ -12,7 +12,7 @@ from octavo import RequestOutput, Retention
 from octavo.engine.testing import FakeRunner
 from octavo.storage.base import Record, TierGeometry
 from octavo.storage.naming import Shelf
-from octavo.storage.testing import Fault, MemoryStore
+from octavo.storage.testing.contract import Fault, MemoryStore
 from octavo.tests.engine.conftest import FakeClock
 from octavo.tests.engine.tier_rig import (
     GREEDY,

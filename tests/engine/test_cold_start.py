@@ -12,8 +12,8 @@ from octavo.errors import ContractBroken, InvalidRequest, StorageError
 from octavo.policies.eviction.lru import Lru
 from octavo.policies.scheduling.fcfs import Fcfs
 from octavo.storage.base import Tier, TierGeometry
-from octavo.storage.snapshot import FolderBackend
-from octavo.storage.testing import Fault, MemoryStore, SharedMemoryTier
+from octavo.storage.snapshot.backend import FolderBackend
+from octavo.storage.testing.contract import Fault, MemoryStore, SharedMemoryTier
 from octavo.tests.engine.conftest import DEFAULTS
 from octavo.tests.engine.tier_rig import EngineOf, Faulty, ask, lasting, prompt, settled
 

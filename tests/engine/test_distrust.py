@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.errors import StorageError
-from octavo.storage.testing import Fault
+from octavo.storage.testing.contract import Fault
 from octavo.tests.engine.tier_rig import B, EngineOf, Faulty, ask, cool, prompt, settled, stored
 
 PROMPT = prompt(1, 40 * B + 2)

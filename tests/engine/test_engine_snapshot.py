@@ -16,8 +16,8 @@ from octavo.engine.testing import FakeRunner
 from octavo.errors import FingerprintMismatch, InvalidRequest, StorageError
 from octavo.storage.base import Record, TierGeometry
 from octavo.storage.naming import Shelf
-from octavo.storage.snapshot import FolderBackend, FolderSink
-from octavo.storage.testing import MemoryStore
+from octavo.storage.snapshot.backend import FolderBackend, FolderSink
+from octavo.storage.testing.contract import MemoryStore
 from octavo.tests.engine.conftest import FakeClock
 from octavo.tests.engine.tier_rig import (
     GREEDY,

@@ -13,9 +13,9 @@ from octavo.engine.exports import Export, Exports, heads_of
 from octavo.engine.kv import ImageRun
 from octavo.engine.testing import FakeRunner
 from octavo.storage.base import Meta
+from octavo.storage.manager.tier_manager import Batch
 from octavo.storage.naming import Namespace, names_after
 from octavo.storage.record import RecordCodec
-from octavo.storage.tier_manager import Batch
 from octavo.tests.engine.conftest import InlineThread
 
 B = 4

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from octavo.errors import StorageError
-from octavo.storage.snapshot import FolderSink
-from octavo.storage.testing import Fault
+from octavo.storage.snapshot.backend import FolderSink
+from octavo.storage.testing.contract import Fault
 from octavo.tests.engine.tier_rig import EngineOf, Faulty, ask, prompt, settled, stored, until
 
 Holds = Callable[[Path], Awaitable[bool]]

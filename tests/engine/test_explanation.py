@@ -8,7 +8,7 @@ from octavo.engine.explanation import TierHit, explained
 from octavo.engine.kv import DeviceExplanation
 from octavo.engine.testing import FakeRunner
 from octavo.errors import InvalidRequest
-from octavo.storage.testing import Fault, MemoryStore
+from octavo.storage.testing.contract import Fault, MemoryStore
 from octavo.tests.engine.conftest import FakeClock
 from octavo.tests.engine.tier_rig import ONE, B, EngineOf, Faulty, ask, cool, memory, prompt, settled, tiering
 

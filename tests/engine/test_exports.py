@@ -12,9 +12,9 @@ from octavo.engine.model.runner import Int32Array, UInt8Array
 from octavo.engine.testing import FakeRunner
 from octavo.errors import DeviceOutOfMemory, EngineClosed
 from octavo.storage.base import Head, Meta
+from octavo.storage.manager.tier_manager import Batch
 from octavo.storage.naming import NAME_BYTES, BlockName, Namespace, Shelf, name_after, names_after
 from octavo.storage.record import RecordCodec
-from octavo.storage.tier_manager import Batch
 from octavo.tests.engine.conftest import InlineThread
 
 B = 4

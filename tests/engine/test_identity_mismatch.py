@@ -29,7 +29,7 @@ SETTINGS: dict[str, object] = {
     "block_size": BLOCK,
     "eviction_policy": "octavo.policies.eviction.lru:Lru",  # by path: quicker than looking it up
     "scheduling_policy": "octavo.policies.scheduling.fcfs:Fcfs",
-    "persistence_backend": "octavo.storage.snapshot:FolderBackend",
+    "persistence_backend": "octavo.storage.snapshot.backend:FolderBackend",
 }
 
 

@@ -16,7 +16,7 @@ from octavo.engine import loading
 from octavo.engine.model.runner import Int32Array, StepInput
 from octavo.engine.testing import FakeRunner
 from octavo.errors import DeviceOutOfMemory, ModelError, StorageError
-from octavo.storage.testing import Fault, MemoryStore
+from octavo.storage.testing.contract import Fault, MemoryStore
 from octavo.tests.engine.tier_rig import (
     GREEDY,
     LONG,

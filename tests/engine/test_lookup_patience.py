@@ -12,7 +12,7 @@ import pytest
 from octavo import AsyncEngine, EngineConfig, RequestOutput
 from octavo.errors import InvalidRequest
 from octavo.storage.base import Tier, TierGeometry
-from octavo.storage.testing import Fault, FaultyTier, MemoryStore, SharedMemoryTier
+from octavo.storage.testing.contract import Fault, FaultyTier, MemoryStore, SharedMemoryTier
 from octavo.tests.engine.tier_rig import GREEDY, EngineOf, Faulty, ask, prompt, settled, tokens, until
 
 Alone = Callable[..., Awaitable[list[RequestOutput]]]

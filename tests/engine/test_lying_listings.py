@@ -8,7 +8,7 @@ import pytest
 from octavo.engine.warming import hottest_paths
 from octavo.storage.base import Head, Listed, Meta
 from octavo.storage.naming import BlockName, Namespace, Shelf, name_after
-from octavo.storage.testing import MemoryTier
+from octavo.storage.testing.contract import MemoryTier
 from octavo.tests.engine.tier_rig import B, EngineOf, ask, prompt, settled
 
 SHELF = Namespace("m").shelf()

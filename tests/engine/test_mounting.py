@@ -12,17 +12,17 @@ from octavo.engine.mounting import SNAPSHOT_TIER, check_tiers, mount
 from octavo.engine.testing import FakeRunner
 from octavo.errors import ContractBroken, InvalidRequest, PluginError, StorageError, UnknownPlugin
 from octavo.storage.base import Options, TierGeometry
-from octavo.storage.disk import DiskTier
-from octavo.storage.fakes import MemoryTier
-from octavo.storage.host import HostTier
-from octavo.storage.snapshot import FolderBackend
-from octavo.storage.testing import SampleBlocks
+from octavo.storage.disk.tier import DiskTier
+from octavo.storage.host.tier import HostTier
+from octavo.storage.snapshot.backend import FolderBackend
+from octavo.storage.testing.contract import SampleBlocks
+from octavo.storage.testing.fakes import MemoryTier
 from octavo.telemetry.logging import get_logger
 from octavo.tests.engine.conftest import DEFAULTS, FakeClock
 from octavo.tests.engine.tier_rig import EngineOf, ask, memory, prompt
 
 GEOMETRY = SampleBlocks().geometry
-MEMORY = "octavo.storage.testing:MemoryTier"
+MEMORY = "octavo.storage.testing.contract:MemoryTier"
 LOGGER = get_logger("octavo.test")
 
 
@@ -130,9 +130,9 @@ async def test_a_folder_that_cannot_be_used(strict: bool, tmp_path: Path) -> Non
     settings = config(
         **DEFAULTS
         | {
-            "tiers": ("octavo.storage.disk:DiskTier",),
+            "tiers": ("octavo.storage.disk.tier:DiskTier",),
             "tier_options": {
-                "octavo.storage.disk:DiskTier": {
+                "octavo.storage.disk.tier:DiskTier": {
                     "path": str(tmp_path / "file" / "disk"),
                     "bytes": 32 << 20,
                     "strict": strict,
@@ -159,9 +159,9 @@ async def test_the_same_folder_is_found_again_by_path(tmp_path: Path) -> None:
     settings = config(
         **DEFAULTS
         | {
-            "tiers": ("octavo.storage.disk:DiskTier",),
+            "tiers": ("octavo.storage.disk.tier:DiskTier",),
             "tier_options": {
-                "octavo.storage.disk:DiskTier": {"path": str(tmp_path / "d"), "bytes": 32 << 20, "free_floor": 0}
+                "octavo.storage.disk.tier:DiskTier": {"path": str(tmp_path / "d"), "bytes": 32 << 20, "free_floor": 0}
             },
         }
     )

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.engine.testing import FakeRunner
 from octavo.errors import InvalidRequest
-from octavo.storage.testing import MemoryStore
+from octavo.storage.testing.contract import MemoryStore
 from octavo.tests.engine.conftest import FakeClock
 from octavo.tests.engine.tier_rig import EngineOf, ask, lasting, prompt, tiering
 

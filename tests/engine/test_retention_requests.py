@@ -6,7 +6,7 @@ import pytest
 
 from octavo import AsyncEngine, Retention
 from octavo.errors import InvalidRequest
-from octavo.storage.testing import MemoryStore
+from octavo.storage.testing.contract import MemoryStore
 from octavo.tests.engine.conftest import FakeClock
 from octavo.tests.engine.tier_rig import ONE, B, EngineOf, ask, cool, lasting, memory, prompt, settled
 

@@ -15,10 +15,10 @@ from octavo.engine.snapshot_cli import snapshot_app
 from octavo.engine.testing import FakeCodec, FakeRunner
 from octavo.errors import InvalidRequest, StorageError
 from octavo.storage.base import Meta
-from octavo.storage.filesystem import Filesystem
-from octavo.storage.snapshot_files import open_snapshot
-from octavo.storage.snapshot_writer import SnapshotSettings, SnapshotWriter
-from octavo.storage.testing import SampleBlocks
+from octavo.storage.files.filesystem import Filesystem
+from octavo.storage.snapshot.files import open_snapshot
+from octavo.storage.snapshot.writer import SnapshotSettings, SnapshotWriter
+from octavo.storage.testing.contract import SampleBlocks
 
 SAMPLES = SampleBlocks()
 SHELF, OTHER = SAMPLES.shelf(), SAMPLES.shelf("alice")

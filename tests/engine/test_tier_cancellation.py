@@ -12,7 +12,7 @@ from octavo import AsyncEngine, RequestOutput, SamplingParams
 from octavo.errors import OctavoError
 from octavo.storage.base import Stored
 from octavo.storage.naming import BlockName, Shelf
-from octavo.storage.testing import Fault, MemoryStore, MemoryTier, SharedMemoryTier
+from octavo.storage.testing.contract import Fault, MemoryStore, MemoryTier, SharedMemoryTier
 from octavo.tests.engine.tier_rig import (
     GREEDY,
     ONE,

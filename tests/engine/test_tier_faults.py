@@ -18,9 +18,9 @@ from octavo.engine.model.runner import Int32Array, UInt8Array
 from octavo.engine.testing import FakeRunner
 from octavo.errors import DeviceOutOfMemory, StorageError
 from octavo.storage.base import TierGeometry, TierStats
+from octavo.storage.manager.settings import ManagerSettings
 from octavo.storage.naming import BlockName, Shelf
-from octavo.storage.settings import ManagerSettings
-from octavo.storage.testing import Fault, MemoryStore, MemoryTier, SharedMemoryTier
+from octavo.storage.testing.contract import Fault, MemoryStore, MemoryTier, SharedMemoryTier
 from octavo.tests.engine.conftest import DEFAULTS, FakeClock
 from octavo.tests.engine.tier_rig import (
     GREEDY,

@@ -12,10 +12,10 @@ import pytest
 
 from octavo import AsyncEngine, EngineConfig, Retention, SamplingParams
 from octavo.engine.testing import FakeRunner
-from octavo.storage import mount
 from octavo.storage.base import Tier, TierGeometry
-from octavo.storage.remembered import Remembered
-from octavo.storage.testing import Fault, FaultyTier, MemoryStore, MemoryTier, SharedMemoryTier
+from octavo.storage.manager import mount
+from octavo.storage.manager.remembered import Remembered
+from octavo.storage.testing.contract import Fault, FaultyTier, MemoryStore, MemoryTier, SharedMemoryTier
 from octavo.tests.engine.conftest import DEFAULTS
 from octavo.tests.engine.test_growth import octavo_objects, reachable_items
 from octavo.tests.engine.tier_rig import LastingTier, MakeTier, settled, threaded
@@ -113,10 +113,10 @@ async def test_a_real_host_and_disk_do_not_grow_either(tmp_path: Path) -> None:
     settings = EngineConfig(
         **DEFAULTS
         | {  # type: ignore[arg-type]  # names are known
-            "tiers": ("octavo.storage.host:HostTier", "octavo.storage.disk:DiskTier"),
+            "tiers": ("octavo.storage.host.tier:HostTier", "octavo.storage.disk.tier:DiskTier"),
             "tier_options": {
-                "octavo.storage.host:HostTier": {"bytes": 8_000},
-                "octavo.storage.disk:DiskTier": {"path": str(tmp_path / "d"), "bytes": 8 << 20, "free_floor": 0},
+                "octavo.storage.host.tier:HostTier": {"bytes": 8_000},
+                "octavo.storage.disk.tier:DiskTier": {"path": str(tmp_path / "d"), "bytes": 8 << 20, "free_floor": 0},
             },
             "num_blocks": 24,
             "check_every_step": False,

@@ -17,7 +17,7 @@ from octavo.engine.kv import Retention
 from octavo.engine.pins import Pin
 from octavo.engine.testing import FakeCodec, FakeRunner
 from octavo.errors import InvalidRequest, NeverFits, OutOfBlocks
-from octavo.storage.testing import Fault, MemoryStore
+from octavo.storage.testing.contract import Fault, MemoryStore
 from octavo.tests.engine.test_random_workloads import (
     EOS,
     EVICTION,

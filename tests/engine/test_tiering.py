@@ -17,7 +17,7 @@ from octavo.engine.testing import FakeRunner
 from octavo.errors import InvalidRequest
 from octavo.storage.base import TierGeometry
 from octavo.storage.record import RecordCodec
-from octavo.storage.testing import Fault, MemoryStore, SharedMemoryTier
+from octavo.storage.testing.contract import Fault, MemoryStore, SharedMemoryTier
 from octavo.tests.engine.tier_rig import (
     GREEDY,
     LONG,
@@ -82,10 +82,10 @@ async def test_host_and_disk_together(engine_of: EngineOf, alone: Alone, tmp_pat
     prompts = [prompt(number) for number in range(24)]
     expected = {number: tokens(await alone(prompts[number], GREEDY)) for number in range(24)}
     async with engine_of(
-        tiers=("octavo.storage.host:HostTier", "octavo.storage.disk:DiskTier"),
+        tiers=("octavo.storage.host.tier:HostTier", "octavo.storage.disk.tier:DiskTier"),
         tier_options={
-            "octavo.storage.host:HostTier": {"bytes": 6_000},
-            "octavo.storage.disk:DiskTier": {"path": str(tmp_path / "disk"), "bytes": 8 << 20, "free_floor": 0},
+            "octavo.storage.host.tier:HostTier": {"bytes": 6_000},
+            "octavo.storage.disk.tier:DiskTier": {"path": str(tmp_path / "disk"), "bytes": 8 << 20, "free_floor": 0},
         },
         num_blocks=64,
     ) as engine:

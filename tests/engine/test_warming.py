@@ -12,7 +12,7 @@ from octavo import RequestOutput, Retention
 from octavo.engine.warming import hottest_paths
 from octavo.storage.base import Head, Listed, Meta
 from octavo.storage.naming import Namespace, name_after
-from octavo.storage.testing import Fault, MemoryStore
+from octavo.storage.testing.contract import Fault, MemoryStore
 from octavo.tests.engine.conftest import FakeClock
 from octavo.tests.engine.tier_rig import (
     GREEDY,

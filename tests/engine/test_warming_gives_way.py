@@ -13,7 +13,7 @@ from octavo.engine.warming import hottest_paths
 from octavo.errors import InvalidRequest
 from octavo.storage.base import Head, Listed, Meta, Stored, TierGeometry
 from octavo.storage.naming import BlockName, Namespace, Shelf, name_after
-from octavo.storage.testing import Fault, FaultyTier, MemoryStore
+from octavo.storage.testing.contract import Fault, FaultyTier, MemoryStore
 from octavo.tests.engine.conftest import FakeClock
 from octavo.tests.engine.tier_rig import (
     GREEDY,

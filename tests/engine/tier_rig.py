@@ -15,7 +15,7 @@ from octavo.engine.testing import FakeRunner
 from octavo.engine.tiering import Tiering
 from octavo.storage.base import Meta, Tier, TierGeometry
 from octavo.storage.naming import BlockName, Shelf
-from octavo.storage.testing import Fault, FaultyTier, MemoryStore, MemoryTier
+from octavo.storage.testing.contract import Fault, FaultyTier, MemoryStore, MemoryTier
 from octavo.tests.engine.conftest import DEFAULTS, Cellar
 
 EngineOf: TypeAlias = Callable[..., AbstractAsyncContextManager[AsyncEngine]]

@@ -1045,7 +1045,7 @@ TIERED_ENGINE = (
     ),
     Mutant(
         "erasing leaves what waits to be written",
-        "storage/tier_manager.py",
+        "storage/manager/tier_manager.py",
         "                count += mount.queue.remove(meant)\n",
         "                pass\n",
         IN_CONTROL,

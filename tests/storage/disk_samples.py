@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.storage.base import Record, TierGeometry
-from octavo.storage.compression import compression
-from octavo.storage.disk import DiskOptions, store_settings
-from octavo.storage.disk_store import DiskStore
-from octavo.storage.filesystem import File, Filesystem
+from octavo.storage.disk.store import DiskStore
+from octavo.storage.disk.tier import DiskOptions, store_settings
+from octavo.storage.files.compression import compression
+from octavo.storage.files.filesystem import File, Filesystem
 from octavo.storage.naming import BlockName, Shelf
-from octavo.storage.testing import SampleBlocks
+from octavo.storage.testing.contract import SampleBlocks
 from octavo.telemetry.logging import get_logger
 
 SAMPLES = SampleBlocks(block_size=4, payload_bytes=512)

@@ -7,8 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from octavo.storage.base import Meta
-from octavo.storage.snapshot_writer import SnapshotSettings, SnapshotWriter
-from octavo.storage.testing import SampleBlocks
+from octavo.storage.snapshot.writer import SnapshotSettings, SnapshotWriter
+from octavo.storage.testing.contract import SampleBlocks
 
 
 def main(location: Path) -> None:

@@ -11,9 +11,7 @@ from typing import Self
 import anyio
 
 from octavo.storage.base import Record, Tier
-from octavo.storage.naming import BlockName, Shelf
-from octavo.storage.testing import MemoryStore, MemoryTier, SampleBlocks, SharedMemoryTier
-from octavo.storage.tier_manager import (
+from octavo.storage.manager.tier_manager import (
     Batch,
     Loaded,
     LoadOutcome,
@@ -22,6 +20,8 @@ from octavo.storage.tier_manager import (
     Outgoing,
     TierManager,
 )
+from octavo.storage.naming import BlockName, Shelf
+from octavo.storage.testing.contract import MemoryStore, MemoryTier, SampleBlocks, SharedMemoryTier
 
 SAMPLES = SampleBlocks(block_size=4, payload_bytes=128)
 RECORD = SAMPLES.codec.record_bytes

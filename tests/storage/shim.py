@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from octavo.storage.filesystem import File, Filesystem
+from octavo.storage.files.filesystem import File, Filesystem
 
 
 class Crash(Enum):

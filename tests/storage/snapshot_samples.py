@@ -9,11 +9,11 @@ from pathlib import Path
 
 from octavo.errors import CorruptBlock
 from octavo.storage.base import Record
-from octavo.storage.filesystem import Filesystem
+from octavo.storage.files.filesystem import Filesystem
 from octavo.storage.naming import BlockName, Shelf
-from octavo.storage.snapshot_files import open_snapshot
-from octavo.storage.snapshot_writer import SnapshotSettings, SnapshotWriter
-from octavo.storage.testing import SampleBlocks
+from octavo.storage.snapshot.files import open_snapshot
+from octavo.storage.snapshot.writer import SnapshotSettings, SnapshotWriter
+from octavo.storage.testing.contract import SampleBlocks
 
 SAMPLES = SampleBlocks(block_size=4, payload_bytes=512)
 Content = Mapping[Shelf, Sequence[Record]]

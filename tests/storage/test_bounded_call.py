@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from octavo.errors import StorageError
-from octavo.storage.bounded_call import Calls, Overdue
+from octavo.storage.manager.bounded_call import Calls, Overdue
 from octavo.tests.storage.manager_rig import HANG, settle, until
 
 

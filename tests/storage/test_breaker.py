@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.storage.breaker import Breaker
+from octavo.storage.manager.breaker import Breaker
 from octavo.tests.storage.manager_rig import Clock
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import CorruptBlock, InvalidRequest
-from octavo.storage import compression as module
-from octavo.storage.compression import NoCompression, ShuffledZstd, compression, unpacker
+from octavo.storage.files import compression as module
+from octavo.storage.files.compression import NoCompression, ShuffledZstd, compression, unpacker
 
 
 @given(data=st.binary(max_size=3000), repeat=st.integers(1, 20), itemsize=st.integers(1, 9))

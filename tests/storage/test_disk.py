@@ -17,10 +17,10 @@ import pytest
 
 from octavo.errors import InvalidRequest, StorageError
 from octavo.storage.base import Meta, Record, TierGeometry
-from octavo.storage.disk import DiskOptions, DiskTier, store_settings
-from octavo.storage.disk_entries import Entry
-from octavo.storage.disk_folder import Identified
-from octavo.storage.disk_store import DiskStore
+from octavo.storage.disk.entries import Entry
+from octavo.storage.disk.folder import Identified
+from octavo.storage.disk.store import DiskStore
+from octavo.storage.disk.tier import DiskOptions, DiskTier, store_settings
 from octavo.storage.identity import Identity
 from octavo.tests.storage.disk_samples import BYTES, SAMPLES, SHELF, Bench, kept, names
 

@@ -17,8 +17,8 @@ import pytest
 
 from octavo.errors import StorageError
 from octavo.storage.base import Stored
-from octavo.storage.disk import DiskOptions, DiskTier
-from octavo.storage.filesystem import File, Filesystem
+from octavo.storage.disk.tier import DiskOptions, DiskTier
+from octavo.storage.files.filesystem import File, Filesystem
 from octavo.tests.storage.disk_samples import BYTES, SAMPLES, SHELF, Bench, QuickFilesystem, kept, names
 
 CHAINS = [SAMPLES.chain(SHELF, 4, seed=seed) for seed in range(64)]

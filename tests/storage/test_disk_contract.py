@@ -7,9 +7,9 @@ from typing import ClassVar
 import pytest
 
 from octavo.storage.base import Tier, TierGeometry
-from octavo.storage.disk import DiskOptions, DiskTier
-from octavo.storage.filesystem import File
-from octavo.storage.testing import SampleBlocks, TierContract
+from octavo.storage.disk.tier import DiskOptions, DiskTier
+from octavo.storage.files.filesystem import File
+from octavo.storage.testing.contract import SampleBlocks, TierContract
 from octavo.tests.storage.disk_samples import QuickFilesystem
 
 

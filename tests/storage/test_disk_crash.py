@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from octavo.storage.base import Record
-from octavo.storage.disk_store import DiskStore
+from octavo.storage.disk.store import DiskStore
 from octavo.storage.naming import Shelf
 from octavo.tests.storage.disk_samples import BYTES, SAMPLES, SHELF, Bench, kept, names
 from octavo.tests.storage.shim import Crash, RecordingFilesystem

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import StorageError
-from octavo.storage.filesystem import File
+from octavo.storage.files.filesystem import File
 from octavo.tests.storage.disk_samples import BYTES, SAMPLES, SHELF, Bench, QuickFilesystem, kept, names
 from octavo.tests.storage.shim import RecordingFilesystem
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from octavo.storage.base import Meta, Record
-from octavo.storage.disk_store import DiskStore
+from octavo.storage.disk.store import DiskStore
 from octavo.storage.naming import BlockName, Shelf
 from octavo.tests.storage.disk_samples import BYTES, SAMPLES, Bench, names
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from octavo.storage.base import Record
-from octavo.storage.disk_store import DiskStore
-from octavo.storage.filesystem import File
-from octavo.storage.testing import SampleBlocks
+from octavo.storage.disk.store import DiskStore
+from octavo.storage.files.filesystem import File
+from octavo.storage.testing.contract import SampleBlocks
 from octavo.tests.storage.disk_samples import SAMPLES, SHELF, Bench, QuickFilesystem, kept, names
 
 CHAIN = SAMPLES.chain(SHELF, 40)

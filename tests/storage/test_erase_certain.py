@@ -13,13 +13,13 @@ import anyio
 import pytest
 
 from octavo.errors import StorageError
-from octavo.storage import tier_writer
 from octavo.storage.base import Record, Stored
-from octavo.storage.filesystem import File, Filesystem
+from octavo.storage.files.filesystem import File, Filesystem
+from octavo.storage.manager import writer as tier_writer
+from octavo.storage.manager.tier_manager import ManagerSettings
 from octavo.storage.naming import Shelf
-from octavo.storage.snapshot import FolderBackend
-from octavo.storage.testing import Fault, FaultyTier, MemoryStore, MemoryTier
-from octavo.storage.tier_manager import ManagerSettings
+from octavo.storage.snapshot.backend import FolderBackend
+from octavo.storage.testing.contract import Fault, FaultyTier, MemoryStore, MemoryTier
 from octavo.tests.storage import disk_samples, manager_rig, snapshot_samples
 from octavo.tests.storage.disk_samples import Bench
 from octavo.tests.storage.manager_rig import HANG, Rig, batch_of, remote, running, until

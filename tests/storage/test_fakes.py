@@ -4,8 +4,7 @@ import anyio
 import pytest
 
 from octavo.storage.base import Tier, TierGeometry
-from octavo.storage.fakes import FaultKind
-from octavo.storage.testing import (
+from octavo.storage.testing.contract import (
     Fault,
     FaultyTier,
     MemoryStore,
@@ -14,6 +13,7 @@ from octavo.storage.testing import (
     SharedMemoryTier,
     TierContract,
 )
+from octavo.storage.testing.fakes import FaultKind
 
 
 class TestMemoryTier(TierContract):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.storage.filesystem import File, Filesystem
+from octavo.storage.files.filesystem import File, Filesystem
 from octavo.tests.storage.shim import Crash, RecordingFilesystem
 
 FS = Filesystem()

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidRequest, StorageError
-from octavo.storage import slab as slab_module
 from octavo.storage.base import Meta, Record
-from octavo.storage.host import HostOptions, HostTier
+from octavo.storage.host import slab as slab_module
+from octavo.storage.host.slab import Copy, Slab, pieces
+from octavo.storage.host.tier import HostOptions, HostTier
 from octavo.storage.naming import BlockName, Shelf
-from octavo.storage.slab import Copy, Slab, pieces
-from octavo.storage.testing import SampleBlocks
+from octavo.storage.testing.contract import SampleBlocks
 
 SAMPLES = SampleBlocks()
 LARGE = SampleBlocks(payload_bytes=600_000)

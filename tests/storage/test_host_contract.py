@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from octavo.storage.base import Tier, TierGeometry
-from octavo.storage.host import HostOptions, HostTier
-from octavo.storage.slab import INLINE_BYTES
-from octavo.storage.testing import SampleBlocks, TierContract
+from octavo.storage.host.slab import INLINE_BYTES
+from octavo.storage.host.tier import HostOptions, HostTier
+from octavo.storage.testing.contract import SampleBlocks, TierContract
 
 
 class TestHostTier(TierContract):

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import FingerprintMismatch, StorageError
-from octavo.storage import maintenance
 from octavo.storage.base import Head, Listed, Meta, Record
-from octavo.storage.copying import ByBlock, ByTokens
-from octavo.storage.disk import DiskOptions, DiskTier
-from octavo.storage.inspection import hottest, longest
+from octavo.storage.disk.tier import DiskOptions, DiskTier
+from octavo.storage.maintenance import tools as maintenance
+from octavo.storage.maintenance.copying import ByBlock, ByTokens
+from octavo.storage.maintenance.inspection import hottest, longest
 from octavo.storage.naming import Shelf, tenant_digest
 from octavo.storage.record import RecordCodec
-from octavo.storage.testing import SampleBlocks
+from octavo.storage.testing.contract import SampleBlocks
 from octavo.tests.storage.snapshot_samples import SAMPLES, Content, blocks, content, files, read, settings, write
 
 SHELF, OTHER = SAMPLES.shelf(), SAMPLES.shelf("a")

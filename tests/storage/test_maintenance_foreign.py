@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import StorageError
-from octavo.storage import maintenance
 from octavo.storage.base import Record
-from octavo.storage.filesystem import File, Filesystem
-from octavo.storage.testing import SampleBlocks
+from octavo.storage.files.filesystem import File, Filesystem
+from octavo.storage.maintenance import tools as maintenance
+from octavo.storage.testing.contract import SampleBlocks
 from octavo.tests.storage.disk_samples import SAMPLES, SHELF, Bench, Clock, kept
 from octavo.tests.storage.snapshot_samples import settings, write
 

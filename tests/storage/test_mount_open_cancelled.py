@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.storage.disk import DiskOptions, DiskTier
-from octavo.storage.filesystem import File, Filesystem
-from octavo.storage.testing import Fault, FaultyTier
+from octavo.storage.disk.tier import DiskOptions, DiskTier
+from octavo.storage.files.filesystem import File, Filesystem
+from octavo.storage.testing.contract import Fault, FaultyTier
 from octavo.tests.storage.disk_samples import SAMPLES as DISK_SAMPLES
 from octavo.tests.storage.disk_samples import SHELF, Bench, QuickFilesystem, names
 from octavo.tests.storage.manager_rig import SAMPLES, Rig, memory, until

@@ -13,8 +13,8 @@ from obstore.store import MemoryStore, ObjectStore
 
 from octavo.errors import InvalidRequest, StorageError
 from octavo.storage.base import Meta, Tier, TierGeometry
-from octavo.storage.object_store import ObjectStoreOptions, ObjectStoreTier
-from octavo.storage.testing import SampleBlocks, TierContract
+from octavo.storage.object_store.tier import ObjectStoreOptions, ObjectStoreTier
+from octavo.storage.testing.contract import SampleBlocks, TierContract
 
 SAMPLES = SampleBlocks()
 SHELF = SAMPLES.shelf("tenant")

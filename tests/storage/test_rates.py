@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.storage.rates import Rate, best_prefix
+from octavo.storage.manager.rates import Rate, best_prefix
 from octavo.tests.storage.manager_rig import Clock
 
 whole = st.integers(0, 20).map(float)  # sums are exact then

@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 
 from octavo.errors import InvalidRequest, StorageError
 from octavo.storage.base import Meta, Record, Tier, TierGeometry
-from octavo.storage.redis import RedisOptions, RedisTier
-from octavo.storage.testing import SampleBlocks, TierContract
+from octavo.storage.redis.tier import RedisOptions, RedisTier
+from octavo.storage.testing.contract import SampleBlocks, TierContract
 
 StartRedis = Callable[..., subprocess.Popen[bytes]]
 

@@ -12,8 +12,8 @@ import pytest
 from redis.asyncio import Redis
 
 from octavo.storage.base import Record
-from octavo.storage.redis import RedisTier
-from octavo.storage.testing import Fault, FaultyTier, SampleBlocks
+from octavo.storage.redis.tier import RedisTier
+from octavo.storage.testing.contract import Fault, FaultyTier, SampleBlocks
 from octavo.tests.storage import manager_rig
 from octavo.tests.storage.manager_rig import Rig, memory, remote
 

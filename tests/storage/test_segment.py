@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from octavo.errors import CorruptBlock, FingerprintMismatch
 from octavo.storage.base import Meta
-from octavo.storage.filesystem import File, Filesystem
-from octavo.storage.frame import ALIGN, Frame, decode, encode, seed_of
-from octavo.storage.segment import Location, SegmentReader, SegmentWriter, wipe
-from octavo.storage.testing import SampleBlocks
+from octavo.storage.files.filesystem import File, Filesystem
+from octavo.storage.files.frame import ALIGN, Frame, decode, encode, seed_of
+from octavo.storage.files.segment import Location, SegmentReader, SegmentWriter, wipe
+from octavo.storage.testing.contract import SampleBlocks
 
 FS = Filesystem()
 SAMPLES = SampleBlocks(block_size=4, payload_bytes=512)

@@ -13,12 +13,12 @@ import pytest
 from octavo.errors import FingerprintMismatch, InvalidRequest, StorageError
 from octavo.plugins import PluginGroup
 from octavo.storage.base import Meta, PersistenceBackend, TierGeometry
-from octavo.storage.filesystem import File, Filesystem
+from octavo.storage.files.filesystem import File, Filesystem
 from octavo.storage.identity import Identity
 from octavo.storage.naming import tenant_digest
-from octavo.storage.snapshot import FolderBackend, FolderSink
-from octavo.storage.snapshot_writer import SnapshotWriter
-from octavo.storage.testing import SampleBlocks
+from octavo.storage.snapshot.backend import FolderBackend, FolderSink
+from octavo.storage.snapshot.writer import SnapshotWriter
+from octavo.storage.testing.contract import SampleBlocks
 from octavo.tests.storage.snapshot_samples import SAMPLES, blocks, content, files, open_files, read, settings, write
 
 SHELF = SAMPLES.shelf()
@@ -324,7 +324,7 @@ def test_options_are_checked() -> None:
 
 def test_it_is_found_by_its_name() -> None:
     group = PluginGroup("octavo.persistence_backends", PersistenceBackend)
-    assert group.resolve("octavo.storage.snapshot:FolderBackend") is FolderBackend
+    assert group.resolve("octavo.storage.snapshot.backend:FolderBackend") is FolderBackend
 
 
 @pytest.mark.asyncio

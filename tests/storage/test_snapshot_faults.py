@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import StorageError
-from octavo.storage.filesystem import Filesystem
-from octavo.storage.frame import Frame
+from octavo.storage.files.filesystem import Filesystem
+from octavo.storage.files.frame import Frame
 from octavo.storage.naming import tenant_digest
-from octavo.storage.snapshot_rewrite import erase_tenant
-from octavo.storage.snapshot_verify import verify_snapshot
-from octavo.storage.snapshot_writer import SnapshotSettings, SnapshotWriter
+from octavo.storage.snapshot.rewrite import erase_tenant
+from octavo.storage.snapshot.verify import verify_snapshot
+from octavo.storage.snapshot.writer import SnapshotSettings, SnapshotWriter
 from octavo.tests.storage.shim import Crash, RecordingFilesystem
 from octavo.tests.storage.snapshot_samples import (
     SAMPLES,

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from octavo.errors import FingerprintMismatch, StorageError
 from octavo.storage.base import Head, Meta, TierGeometry
+from octavo.storage.files.segment import Location
 from octavo.storage.identity import Identity
 from octavo.storage.naming import Namespace, Shelf, name_after
-from octavo.storage.segment import Location
-from octavo.storage.snapshot_format import (
+from octavo.storage.snapshot.format import (
     FileEntry,
     Manifest,
     decode_manifest,
@@ -25,7 +25,7 @@ from octavo.storage.snapshot_format import (
     is_generation,
     segment_name,
 )
-from octavo.storage.snapshot_tree import Tree, TreeWriter, decode_tree
+from octavo.storage.snapshot.tree import Tree, TreeWriter, decode_tree
 
 BLOCK = 2
 PARTS = {"weights": "w1", "dtype": "bfloat16", "position encoding": "rope 10000", "tokenizer": "t1"}

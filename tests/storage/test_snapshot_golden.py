@@ -12,12 +12,12 @@ from pathlib import Path
 
 from octavo.errors import CorruptBlock
 from octavo.storage.base import Meta, TierGeometry
-from octavo.storage.filesystem import Filesystem
+from octavo.storage.files.filesystem import Filesystem
 from octavo.storage.identity import Identity
 from octavo.storage.naming import Namespace, Shelf
 from octavo.storage.record import RecordCodec
-from octavo.storage.snapshot_files import OpenSnapshot, open_snapshot
-from octavo.storage.snapshot_verify import verify_snapshot
+from octavo.storage.snapshot.files import OpenSnapshot, open_snapshot
+from octavo.storage.snapshot.verify import verify_snapshot
 
 LOCATION = Path(__file__).parent / "golden" / "snapshot-1"
 IDENTITY = Identity((("weights", "sample"),), 4, 256, "octavo-block-1")

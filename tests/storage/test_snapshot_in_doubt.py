@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import StorageError
-from octavo.storage.filesystem import File, Filesystem
-from octavo.storage.snapshot_format import MANIFEST
-from octavo.storage.snapshot_writer import SnapshotWriter
+from octavo.storage.files.filesystem import File, Filesystem
+from octavo.storage.snapshot.format import MANIFEST
+from octavo.storage.snapshot.writer import SnapshotWriter
 from octavo.tests.storage.disk_samples import Bench, QuickFilesystem
 from octavo.tests.storage.snapshot_samples import SAMPLES, blocks, content, read, settings, write
 

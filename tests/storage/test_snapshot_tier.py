@@ -12,10 +12,10 @@ import pytest_asyncio
 
 from octavo.errors import FingerprintMismatch, InvalidRequest, StorageError
 from octavo.storage.base import Meta, TierGeometry
-from octavo.storage.filesystem import File, Filesystem
+from octavo.storage.files.filesystem import File, Filesystem
 from octavo.storage.identity import Identity
 from octavo.storage.naming import tenant_digest
-from octavo.storage.snapshot_tier import SnapshotTier
+from octavo.storage.snapshot.tier import SnapshotTier
 from octavo.tests.storage.snapshot_samples import SAMPLES, blocks, content, files, open_files, read, settings, write
 
 SHELF, OTHER = SAMPLES.shelf(), SAMPLES.shelf("a")

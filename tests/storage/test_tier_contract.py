@@ -11,7 +11,7 @@ import pytest
 from octavo.errors import StorageError
 from octavo.storage.base import Listed, Meta, Options, Record, Stored, Tier, TierGeometry, TierStats
 from octavo.storage.naming import BlockName, Shelf
-from octavo.storage.testing import MemoryStore, MemoryTier, SampleBlocks, SharedMemoryTier, TierContract
+from octavo.storage.testing.contract import MemoryStore, MemoryTier, SampleBlocks, SharedMemoryTier, TierContract
 
 ONE_SHELF = Shelf(b"n" * 32, b"t" * 32)
 
@@ -331,7 +331,7 @@ def test_the_kit_notices_a_tier_that_hangs(monkeypatch: pytest.MonkeyPatch) -> N
             await anyio.sleep_forever()
             return []
 
-    monkeypatch.setattr("octavo.storage.testing._PATIENCE", 0.05)
+    monkeypatch.setattr("octavo.storage.testing.contract._PATIENCE", 0.05)
     with pytest.raises(TimeoutError):
         contract_for(Hangs).test_gives_back_what_was_put()
 

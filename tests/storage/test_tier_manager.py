@@ -8,14 +8,14 @@ import anyio
 import pytest
 
 from octavo.errors import InvalidRequest, StorageError
-from octavo.storage import mount
 from octavo.storage.base import Listed, Meta, Record, Stored, TierStats
-from octavo.storage.bounded_call import GRACE
+from octavo.storage.manager import mount
+from octavo.storage.manager.bounded_call import GRACE
+from octavo.storage.manager.copier import most_valuable_first
+from octavo.storage.manager.settings import ManagerSettings
+from octavo.storage.manager.tier_manager import CLOSE_GRACE, Coverage, Loaded, Mounted, Target, TierManager
 from octavo.storage.naming import BlockName, Shelf
-from octavo.storage.settings import ManagerSettings
-from octavo.storage.testing import Fault, FaultyTier, MemoryStore, MemoryTier
-from octavo.storage.tier_copier import most_valuable_first
-from octavo.storage.tier_manager import CLOSE_GRACE, Coverage, Loaded, Mounted, Target, TierManager
+from octavo.storage.testing.contract import Fault, FaultyTier, MemoryStore, MemoryTier
 from octavo.tests.storage.manager_rig import (
     HANG,
     RECORD,

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from octavo.storage.settings import ManagerSettings
-from octavo.storage.testing import Fault, FaultyTier
-from octavo.storage.tier_manager import Loaded
+from octavo.storage.manager.settings import ManagerSettings
+from octavo.storage.manager.tier_manager import Loaded
+from octavo.storage.testing.contract import Fault, FaultyTier
 from octavo.tests.storage.manager_rig import (
     SAMPLES,
     SHELF,

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from octavo.errors import StorageError
 from octavo.storage.base import Meta, Record
-from octavo.storage.fakes import FaultKind
+from octavo.storage.manager.settings import ManagerSettings
+from octavo.storage.manager.tier_manager import Target
 from octavo.storage.naming import BlockName, Shelf
-from octavo.storage.settings import ManagerSettings
-from octavo.storage.testing import Fault, FaultyTier
-from octavo.storage.tier_manager import Target
+from octavo.storage.testing.contract import Fault, FaultyTier
+from octavo.storage.testing.fakes import FaultKind
 from octavo.tests.storage.manager_rig import HANG, RECORD, SAMPLES, Rig, batch_of, memory, names_of, remote
 
 SHELVES = (SAMPLES.shelf(), SAMPLES.shelf("a"), SAMPLES.shelf("a", adapter="x"))

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import StorageError
-from octavo.storage import verification
 from octavo.storage.base import Listed, Meta, Stored
+from octavo.storage.manager import verification
 from octavo.storage.record import Opened
 from octavo.tests.storage.manager_rig import RECORD, SAMPLES, SHELF, Clock, names_of
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from octavo.errors import StorageError
 from octavo.storage.base import Meta
-from octavo.storage.write_queue import Batch, Cargo, Item, Offer, WriteQueue, seal_items
+from octavo.storage.manager.write_queue import Batch, Cargo, Item, Offer, WriteQueue, seal_items
 from octavo.tests.storage.manager_rig import RECORD, SAMPLES, SHELF, batch_of, names_of
 
 OTHER = SAMPLES.shelf("other")

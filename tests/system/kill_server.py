@@ -21,7 +21,7 @@ import torch
 
 from octavo import AsyncEngine, EngineConfig, SamplingParams
 from octavo.engine.testing import FakeRunner
-from octavo.storage.disk import DiskTier
+from octavo.storage.disk.tier import DiskTier
 
 BLOCK = 4
 COUNT = 5

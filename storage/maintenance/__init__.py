@@ -1,0 +1,1 @@
+"""Maintenance: what the command line does with stored caches, without an engine."""

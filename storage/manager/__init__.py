@@ -1,0 +1,1 @@
+"""TierManager: the tiers below device memory as one, whatever becomes of each of them."""
