@@ -85,6 +85,10 @@ class FingerprintMismatch(StorageError):
     """Stored state belongs to other weights, another geometry or another format."""
 
 
+class TelemetryError(OctavoError):
+    """Traces, metrics or events cannot be set up as asked; the message says what to install or to change."""
+
+
 _E = typing.TypeVar("_E", bound=BaseException)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.metadata import version
 from typing import NamedTuple, TypeVar
 
 from ..errors import ContractBroken, describe
@@ -16,7 +17,7 @@ from ..policies.scheduling.base import SchedulingPolicy
 from ..storage.base import TierGeometry
 from ..storage.identity import Identity
 from ..storage.manager.settings import ManagerSettings
-from ..storage.manager.tier_manager import TierManager
+from ..storage.manager.tier_manager import Mounted, TierManager
 from ..storage.naming import Namespace
 from ..storage.record import RecordCodec
 from ..telemetry.logging import RateLimited
@@ -28,13 +29,17 @@ from .execution import StepExecutor
 from .exports import Exports
 from .intake import Intake
 from .kv import CacheManager
+from .kv_events import KvEvents
 from .loading import Loads
 from .loop import StepLoop
+from .measures import Measures
+from .metrics import EngineMetrics
 from .model.runner import ModelRunner
 from .model.text import TextCodec
 from .model_thread import ModelThread
 from .mounting import check_tiers, mount
 from .pins import Pins
+from .readings import Observed
 from .scheduler import Scheduler
 from .snapshotting import Snapshots
 from .surroundings import Surroundings
@@ -59,6 +64,10 @@ class Parts(NamedTuple):
     tiering: Tiering
     control: Control
     counters: Counters
+    kv_events: KvEvents
+    measures: Measures
+    observe: Callable[[], Observed]
+    """What metrics are made of; in the engine's event loop."""
 
 
 def check_plugins(config: EngineConfig) -> None:
@@ -78,6 +87,7 @@ async def assemble(
     config: EngineConfig,
     restore: str | None,
     outside: Surroundings,
+    metrics: EngineMetrics,
 ) -> Parts:
     """Build and wire the parts. The tiers are not open yet.
 
@@ -86,26 +96,17 @@ async def assemble(
     :raises StorageError: with ``strict_tiers``, when the snapshot to restore cannot be used.
     """
     counters, new_id = Counters(), itertools.count().__next__
+    tracing = outside.tracing
+    tracing.block_bytes = runner.info.bytes_per_block
     fault = _reporter(outside)
+    measures = metrics.measures(runner.info.name, outside.wall, fault)
     geometry, records = _stored_form(runner, config)
-    settings = ManagerSettings(
-        deadline=config.tier_deadline, queue_bytes=config.tier_queue_bytes, strict=config.strict_tiers
-    )
-    cache = CacheManager(
-        config.num_blocks,
-        config.block_size,
-        _made(partial(EVICTION_POLICIES.resolve(config.eviction_policy), config.num_blocks), config.eviction_policy),
-        clock=outside.clock,
-        on_fault=fault,
-        sharing=config.enable_prefix_caching,
-    )
+    cache = _cache(config, outside, fault)
     scheduling = _made(SCHEDULING_POLICIES.resolve(config.scheduling_policy), config.scheduling_policy)
     mounts = await mount(config, geometry, restore, outside.logger)  # opens files: nothing fails from here on
-    manager = TierManager(
-        mounts.tiers, records, settings, clock=outside.clock, wall=outside.wall, logger=outside.logger
-    )
-    exports = Exports(runner, thread, records, fault)
-    loads = Loads(manager, cache, runner, thread, config, outside.wall, on_fault=fault)
+    manager = _manager(config, mounts.tiers, records, outside)
+    exports = Exports(runner, thread, records, fault, outside.clock)
+    loads = Loads(manager, cache, runner, thread, config, outside, on_fault=fault)
     warming = Warming(
         manager,
         cache,
@@ -114,11 +115,11 @@ async def assemble(
         budget_blocks=int(config.warm_bytes // max(geometry.identity.payload_bytes, 1)),
         new_id=new_id,
         refused=mounts.refused,
-        wall=outside.wall,
+        outside=outside,
     )
     checkpoint = Checkpoint(cache, exports, manager, outside)
     tiering = Tiering(manager, cache, exports, loads, checkpoint, warming, config, outside)
-    cache.watch(tiering)
+    cache.watch(tiering, names=bool(manager.names))
 
     def scheduling_fault(where: str, error: BaseException | str) -> None:
         counters.policy_faults += 1
@@ -133,13 +134,52 @@ async def assemble(
         executor=StepExecutor(runner, thread),
         config=config,
         counters=counters,
+        measures=measures,
         outside=outside,
         new_id=new_id,
     )
-    snapshots = Snapshots(cache, exports, manager, records, outside, loop)
-    control = Control(cache, loop, tiering, snapshots, pins, mounts.backend, geometry, clock=outside.clock)
+    snapshots = Snapshots(cache, exports, manager, records, outside, loop, counters)
+    control = Control(cache, loop, tiering, snapshots, pins, mounts.backend, geometry, outside)
     intake = Intake(runner.info, geometry.identity.digest, codec, config, clock=outside.clock, new_id=new_id)
-    return Parts(runner, codec, intake, loop, tiering, control, counters)
+    kv_events = KvEvents(cache, manager, most=config.kv_events_buffer, wall=outside.wall)
+    policy = type(cache.policy.policy).__name__
+    info = (version("octavo"), runner.info.name, config.dtype, str(config.block_size), policy)
+
+    def observe() -> Observed:
+        return Observed(loop.stats(), measures.states(), cache.residency, tracing.dropped, kv_events.log.counts, info)
+
+    return Parts(runner, codec, intake, loop, tiering, control, counters, kv_events, measures, observe)
+
+
+def _cache(
+    config: EngineConfig, outside: Surroundings, fault: Callable[[str, BaseException | str], None]
+) -> CacheManager:
+    return CacheManager(
+        config.num_blocks,
+        config.block_size,
+        _made(partial(EVICTION_POLICIES.resolve(config.eviction_policy), config.num_blocks), config.eviction_policy),
+        clock=outside.clock,
+        on_fault=fault,
+        sharing=config.enable_prefix_caching,
+        background=outside.tracing.background,
+    )
+
+
+def _manager(
+    config: EngineConfig, tiers: Sequence[Mounted], records: RecordCodec, outside: Surroundings
+) -> TierManager:
+    settings = ManagerSettings(
+        deadline=config.tier_deadline, queue_bytes=config.tier_queue_bytes, strict=config.strict_tiers
+    )
+    return TierManager(
+        tiers,
+        records,
+        settings,
+        clock=outside.clock,
+        wall=outside.wall,
+        logger=outside.logger,
+        journal=outside.tracing.background,
+    )
 
 
 def _stored_form(runner: ModelRunner, config: EngineConfig) -> tuple[TierGeometry, RecordCodec]:

@@ -8,13 +8,20 @@ import os
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from importlib.metadata import version
 from types import TracebackType
 from typing import Self
 
 import anyio
+from opentelemetry.metrics import MeterProvider
+from prometheus_client import CollectorRegistry
 
 from ..errors import EngineClosed, InvalidRequest, OutOfBlocks, QueueFull, RequestRejected
+from ..telemetry import names
+from ..telemetry.events import Subscription
 from ..telemetry.logging import get_logger
+from ..telemetry.record import NO_TRACE, RequestTrace
+from ..telemetry.tracing import Context, Headers, TracerProvider, Tracing, parent_of
 from .blocking import BlockingEngine
 from .config import EngineConfig
 from .control import Evicted
@@ -25,10 +32,12 @@ from .intake import RequestOptions
 from .kv import Census, Retention
 from .life import CLOSE_TIMEOUT, EngineLife, Load, Loaded
 from .loop import StepLoop
+from .metrics import EngineMetrics
 from .model.runner import ModelInfo, ModelRunner
 from .model.text import TextCodec
 from .pins import Pin
 from .request import Prompt, RequestOutput, SamplingParams
+from .request_trace import asked, input_text, operation_of
 from .sequence import SequenceGroup
 from .snapshotting import SnapshotReport
 from .surroundings import Surroundings
@@ -45,7 +54,7 @@ class AsyncEngine:
     loop in which it was entered; other threads use :meth:`blocking`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a host hands in, each by its name
         self,
         *,
         runner: ModelRunner | None = None,
@@ -53,6 +62,9 @@ class AsyncEngine:
         load: Load | None = None,
         config: EngineConfig | None = None,
         restore: str | os.PathLike[str] | None = None,
+        tracer_provider: TracerProvider | None = None,
+        registry: CollectorRegistry | None = None,
+        meter_provider: MeterProvider | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -60,8 +72,11 @@ class AsyncEngine:
 
         ``codec=None``: token ids in, token ids out, no text. ``restore``: a snapshot whose blocks are used wherever a
         prompt begins like them, if it is of the same model; otherwise the reason is logged, shown in
-        ``stats().restore`` and the engine starts cold. ``clock``: seconds, monotonic, and ``wall``: seconds since the
-        epoch; tests pass their own.
+        ``stats().restore`` and the engine starts cold. ``tracer_provider``: who takes the spans; by default the global
+        one of OpenTelemetry, which takes none unless the host has set it. ``registry``: where metrics are shown
+        while the engine is open; by default one of its own, see :attr:`registry`. ``meter_provider``: gets the
+        histograms of the GenAI conventions, too. ``clock``: seconds, monotonic, and ``wall``: seconds since the epoch;
+        tests pass their own.
 
         :raises InvalidRequest: when neither or both of ``runner`` and ``load`` are given.
         """
@@ -72,8 +87,18 @@ class AsyncEngine:
             raise InvalidRequest("an engine needs a runner or a function that loads one, not both")
         self.config = config or EngineConfig()
         self._draining = False
-        outside = Surroundings(clock, wall, get_logger("octavo.engine"))
-        self._life = EngineLife(load, self.config, None if restore is None else os.fspath(restore), outside)
+        self._tracing = Tracing(
+            tracer_provider, clock=clock, wall=wall, version=version("octavo"), shows_text=self.config.trace_text
+        )
+        outside = Surroundings(clock, wall, get_logger("octavo.engine"), self._tracing)
+        self._metrics = EngineMetrics(registry, meter_provider, self.config.metric_labels)
+        self._life = EngineLife(
+            load,
+            self.config,
+            None if restore is None else os.fspath(restore),
+            outside,
+            self._metrics,
+        )
 
     @classmethod
     def open(
@@ -82,13 +107,17 @@ class AsyncEngine:
         config: EngineConfig | None = None,
         *,
         restore: str | os.PathLike[str] | None = None,
+        tracer_provider: TracerProvider | None = None,
+        registry: CollectorRegistry | None = None,
+        meter_provider: MeterProvider | None = None,
         progress: Progress | None = None,
     ) -> Self:
         """An engine for ``model``: a directory of safetensors, a hub id, a ``.gguf`` file, or ``smollm2``.
 
-        The model is loaded when the engine is entered. ``restore``: a snapshot to start from. ``progress(what, share)``
-        is called from the loading thread with ``share`` from 0 to 1. Entering raises ``ModelError`` when it cannot be
-        loaded and ``UnsupportedModel`` when it cannot run on a paged cache.
+        The model is loaded when the engine is entered. ``restore``: a snapshot to start from. ``tracer_provider``: who
+        takes the spans, by default the global one; ``registry``, ``meter_provider``: who takes the metrics, as for the
+        class itself. ``progress(what, share)`` is called from the loading thread with ``share`` from 0 to 1. Entering
+        raises ``ModelError`` when it cannot be loaded and ``UnsupportedModel`` when it cannot run on a paged cache.
         """
         settings = config or EngineConfig()
 
@@ -103,7 +132,14 @@ class AsyncEngine:
                 progress=progress,
             )
 
-        return cls(load=load, config=settings, restore=restore)
+        return cls(
+            load=load,
+            config=settings,
+            restore=restore,
+            tracer_provider=tracer_provider,
+            registry=registry,
+            meter_provider=meter_provider,
+        )
 
     # life
 
@@ -158,29 +194,20 @@ class AsyncEngine:
         priority: int = 0,
         tenant: str | None = None,
         retention: SequenceOf[Retention] = (),
+        trace_headers: Headers | None = None,
     ) -> Generation:
         """Continue ``prompt``: text, token ids, or chat messages. Iterate over the result for the outputs.
 
         ``tenant``: requests share cached prefixes only with requests of the same tenant. ``priority``: higher is more
         urgent under the ``priority`` scheduling policy. ``retention``: which ranges of its tokens are to stay cached
-        longer, or shorter, than the rest. The iteration raises ``RequestRejected`` (nothing has happened
-        then), ``ModelError`` or ``EngineClosed``.
+        longer, or shorter, than the rest. ``trace_headers``: HTTP headers with a ``traceparent`` below which the
+        request is traced; by default, the span that is current at this call. The iteration raises ``RequestRejected``
+        (nothing has happened then), ``ModelError`` or ``EngineClosed``.
         """
-        wanted = params if params is not None else SamplingParams()
         options = RequestOptions(request_id, priority, tenant, retention)
-
-        async def submit() -> SequenceGroup:
-            try:
-                self._require_room(request_id)
-                group = await self._life.parts.intake.prepare(prompt, wanted, options)
-                self._require_room(group.request_id)  # once more: preparing may have waited
-            except RequestRejected:
-                self._life.parts.counters.rejected += 1
-                raise
-            self._loop.submit(group)
-            return group
-
-        return Generation(submit, self._abort_group)
+        return self._generation(
+            prompt, SamplingParams() if params is None else params, options, trace_headers, streams=True
+        )
 
     async def complete(
         self,
@@ -191,14 +218,79 @@ class AsyncEngine:
         priority: int = 0,
         tenant: str | None = None,
         retention: SequenceOf[Retention] = (),
+        trace_headers: Headers | None = None,
     ) -> list[RequestOutput]:
         """Generate to the end; the last output of each sample, in order of ``index``."""
+        options = RequestOptions(request_id, priority, tenant, retention)
         last: dict[int, RequestOutput] = {}
-        async for output in self.generate(
-            prompt, params, request_id=request_id, priority=priority, tenant=tenant, retention=retention
+        async for output in self._generation(
+            prompt, SamplingParams() if params is None else params, options, trace_headers, streams=False
         ):
             last[output.index] = output
         return [last[index] for index in sorted(last)]
+
+    def _generation(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: RequestOptions,
+        headers: Headers | None,
+        *,
+        streams: bool,
+    ) -> Generation:
+        parent = parent_of(headers) if self._tracing.is_on else None  # of the caller, wherever it is submitted
+
+        async def submit() -> SequenceGroup:
+            trace = NO_TRACE if parent is None else self._begin_trace(parent, prompt)
+            try:
+                return await self._submit(prompt, params, options, trace, streams=streams)
+            except BaseException as error:
+                self._note_refusal(trace, error)
+                raise
+
+        return Generation(submit, self._abort_group)
+
+    def _note_refusal(self, trace: RequestTrace, error: BaseException) -> None:
+        if isinstance(error, RequestRejected):
+            self._life.parts.counters.rejected += 1
+        trace.finish(type(error).__name__, "the request was not accepted")
+
+    def _begin_trace(self, parent: Context, prompt: Prompt) -> RequestTrace:
+        self._require_open()
+        return self._tracing.begin(parent, operation_of(prompt), self._life.parts.runner.info.name)
+
+    def _begin_fork_trace(self, source: SequenceGroup | None) -> RequestTrace:
+        operation = names.OPERATION_COMPLETION if source is None else source.operation
+        origin = None if source is None else source.trace.origin
+        return self._tracing.begin(parent_of(None), operation, self._life.parts.runner.info.name, origin)
+
+    async def _submit(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions, trace: RequestTrace, *, streams: bool
+    ) -> SequenceGroup:
+        self._require_room(options.request_id)
+        group = await self._life.parts.intake.prepare(prompt, params, options, trace)
+        group.operation = operation_of(prompt)
+        self._require_room(group.request_id)  # once more: preparing may have waited
+        if trace.is_on:
+            trace.describe(asked(group, streams=streams))
+        if trace.shows_text:
+            trace.describe(input_text(prompt, params))
+        self._loop.submit(group)
+        return group
+
+    def _submit_fork(
+        self, source_id: str, params: SamplingParams | None, new_id: str | None, trace: RequestTrace
+    ) -> SequenceGroup:
+        self._require_room(new_id)
+        source = self._loop.groups.get(source_id)
+        if source is None:
+            raise InvalidRequest(f"no request {source_id!r:.80} is under way")
+        intake = self._life.parts.intake
+        child = intake.continuation(source, source.params if params is None else params, new_id, trace)
+        if trace.is_on:
+            trace.describe(asked(child, streams=True))
+        self._loop.fork(source, child, intake.sequence)
+        return child
 
     def abort(self, request_id: str) -> bool:
         """End a request at the next step edge; its stream closes with ``finish_reason`` ``abort``. False: no such
@@ -222,12 +314,13 @@ class AsyncEngine:
         :raises InvalidRequest: when no such request runs, it is a beam search, or ``params`` ask for several samples or
             for log-probabilities that the source did not keep.
         """
-        self._require_room(new_id)
-        source = self._loop.groups.get(request_id)
-        if source is None:
-            raise InvalidRequest(f"no request {request_id!r:.80} is under way")
-        child = self._life.parts.intake.continuation(source, params if params is not None else source.params, new_id)
-        self._loop.fork(source, child, self._life.parts.intake.sequence)
+        self._require_open()
+        trace = self._begin_fork_trace(self._loop.groups.get(request_id)) if self._tracing.is_on else NO_TRACE
+        try:
+            child = self._submit_fork(request_id, params, new_id, trace)
+        except BaseException as error:
+            self._note_refusal(trace, error)
+            raise
 
         async def submitted() -> SequenceGroup:
             return child
@@ -360,10 +453,33 @@ class AsyncEngine:
         self._require_open()
         return self._life.parts.codec
 
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The engine's metrics, for prometheus_client or :func:`octavo.telemetry.endpoint.serve_metrics`.
+
+        It can be scraped from any thread. One of the engine's own shows the last values after the engine was closed.
+        """
+        return self._metrics.registry
+
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges; cheap."""
         self._require_open()
         return self._loop.stats()
+
+    def kv_events(self, *, replay_from: int | None = None) -> Subscription:
+        """What is stored now on the device and in the tiers, then everything that enters and leaves them, in order:
+        ``async with engine.kv_events() as batches: async for batch in batches: ...``.
+
+        ``replay_from``: the number of the batch to go on with, after a break, if that is still kept; see
+        :class:`~octavo.telemetry.events.Subscription` for what happens if not, and to readers that are slow. While
+        nobody subscribes no event is made. The first subscriber lets the whole cache be named in one go, about 2
+        microseconds a block.
+
+        :raises EngineClosed: when the engine is not open, or open in another event loop.
+        """
+        if self._require_open() is not asyncio.get_running_loop():
+            raise EngineClosed("the engine belongs to another event loop; subscribe in that one")
+        return self._life.parts.kv_events.subscribe(replay_from)
 
     def census(self) -> Census:
         """Check the cache's books now and count its blocks. O(pool).

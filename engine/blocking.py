@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from anyio.from_thread import BlockingPortal
 
 from ..errors import EngineClosed
+from ..telemetry.tracing import Headers
 from .counters import EngineStats
 from .generation import Generation
 from .kv import Retention
@@ -48,12 +49,19 @@ class BlockingEngine:
         priority: int = 0,
         tenant: str | None = None,
         retention: SequenceOf[Retention] = (),
+        trace_headers: Headers | None = None,
     ) -> list[RequestOutput]:
         """As :meth:`AsyncEngine.complete`."""
 
         async def complete() -> list[RequestOutput]:
             return await self._engine.complete(
-                prompt, params, request_id=request_id, priority=priority, tenant=tenant, retention=retention
+                prompt,
+                params,
+                request_id=request_id,
+                priority=priority,
+                tenant=tenant,
+                retention=retention,
+                trace_headers=trace_headers,
             )
 
         with _closed_as_error(self._engine):
@@ -68,12 +76,19 @@ class BlockingEngine:
         priority: int = 0,
         tenant: str | None = None,
         retention: SequenceOf[Retention] = (),
+        trace_headers: Headers | None = None,
     ) -> Iterator[RequestOutput]:
         """As :meth:`AsyncEngine.generate`, an ordinary iterator. Leaving the loop early aborts the request."""
 
         async def start() -> Generation:
             generation = self._engine.generate(
-                prompt, params, request_id=request_id, priority=priority, tenant=tenant, retention=retention
+                prompt,
+                params,
+                request_id=request_id,
+                priority=priority,
+                tenant=tenant,
+                retention=retention,
+                trace_headers=trace_headers,
             )
             return await generation.start()
 

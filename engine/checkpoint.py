@@ -4,14 +4,15 @@ it closes. So a restart, or a crash, costs what came after the last one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 
 import anyio
 
 from ..storage.base import Meta
 from ..storage.manager.tier_manager import TierManager
 from ..storage.naming import BlockName, Shelf
+from ..telemetry import names
 from .edges import Edges
 from .enlisting import SLICE_BLOCKS, Enlistment
 from .exports import EXPORT_BLOCKS, Export, Exports, TierSink, heads_of
@@ -36,34 +37,51 @@ class Checkpoint:
         outside: Surroundings,
     ) -> None:
         self.made = 0
+        self.made_at: float | None = None
+        """When the newest one was complete, on the engine's clock."""
         self._cache = cache
         self._exports = exports
         self._manager = manager
         self._sink = TierSink(manager, "persistent")
-        self._clock, self._wall, _ = outside
+        self._clock, self._wall, _, self._tracing = outside
         self._last = self._clock()
 
     async def make(self, loop: Edges, patience: float) -> None:
         """One checkpoint beside the running loop. ``patience``: seconds for what lies in other tiers."""
         touches: Touches = {}
-        with closing(await loop.at_edge(lambda: self._begin(touches), Enlistment.close)) as enlistment:
-            while await loop.at_edge(enlistment.advance):
-                await self._settle(loop, SLICE_BLOCKS)
-        await self._settle(loop, 0)
-        await self._note(touches)
-        await self._manager.persist(patience)
-        self.made += 1
+        with self._shown():
+            with closing(await loop.at_edge(lambda: self._begin(touches), Enlistment.close)) as enlistment:
+                while await loop.at_edge(enlistment.advance):
+                    await self._settle(loop, SLICE_BLOCKS)
+            await self._settle(loop, 0)
+            await self._note(touches)
+            await self._manager.persist(patience)
+        self._done()
 
     async def make_last(self, patience: float) -> None:
         """One when the loop has ended: nobody else uses the model's thread now."""
         touches: Touches = {}
-        with closing(self._begin(touches)) as enlistment:
-            while enlistment.advance():
-                await self._settle_alone(SLICE_BLOCKS)
-        await self._settle_alone(0)
-        await self._note(touches)
-        await self._manager.persist(patience)
+        with self._shown():
+            with closing(self._begin(touches)) as enlistment:
+                while enlistment.advance():
+                    await self._settle_alone(SLICE_BLOCKS)
+            await self._settle_alone(0)
+            await self._note(touches)
+            await self._manager.persist(patience)
+        self._done()
+
+    def _done(self) -> None:
         self.made += 1
+        self.made_at = self._clock()
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """A span of the whole; the writes it leads to have their own."""
+        before = self._exports.blocks
+        with self._tracing.acting(names.PERSIST) as shown:
+            shown[names.KIND] = "checkpoint"
+            yield
+            shown[names.BLOCKS] = self._exports.blocks - before  # with what was evicted meanwhile
 
     async def _settle(self, loop: Edges, left: int) -> None:
         """Until no more than ``left`` blocks are still to be exported: a few lists of them at a time are enough."""
@@ -81,16 +99,18 @@ class Checkpoint:
         ``touches``. At a step edge.
         """
         since, self._last = self._clock() - self._last, self._clock()
-        image = self._cache.image(self._wall())
+        image, journal = self._cache.image(self._wall()), self._tracing.background
 
         def exported(run: ImageRun, indices: Sequence[int]) -> list[Export]:
-            shelf, names = run.namespace.shelf(), [run.names[index] for index in indices]
-            absent = self._manager.absent(shelf, names, to="persistent")
+            shelf, wanted = run.namespace.shelf(), [run.names[index] for index in indices]
+            absent = self._manager.absent(shelf, wanted, to="persistent")
             if run.meta.idle <= since or run.meta.priority:
-                there = set(names).difference(names[at] for at in absent)
+                there = set(wanted).difference(wanted[at] for at in absent)
                 touches.setdefault(shelf, {}).update(dict.fromkeys(there, run.meta))
             heads = heads_of(run) if absent else []
-            return [Export(run.ids[indices[at]], shelf, heads[indices[at]], run.meta, self._sink) for at in absent]
+            return [
+                Export(run.ids[indices[at]], shelf, heads[indices[at]], run.meta, self._sink, journal) for at in absent
+            ]
 
         return Enlistment([image[index] for index in most_valuable(image)], self._exports, exported)
 

@@ -1,4 +1,4 @@
-"""The command line: ``octavo generate``, ``octavo snapshot``, ``octavo plugins``, ``octavo demo`` (extra ``cli``)."""
+"""The command line: ``octavo generate``, ``octavo snapshot``, ``octavo top`` and so on (extra ``cli``)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from .mounting import PERSISTENCE_BACKENDS, STORAGE_TIERS
 from .request import Prompt, SamplingParams
 from .show import LoadingBar, show_streams
 from .snapshot_cli import snapshot_app
+from .top.command import top
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(snapshot_app, name="snapshot")
+app.command()(top)
 
 
 @app.callback(invoke_without_command=True)

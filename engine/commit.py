@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ..errors import ModelError, caused, describe
+from ..telemetry import names
+from ..telemetry.record import Step
 from .counters import Counters
 from .kv import CacheManager
+from .measures import Measures
 from .model.runner import RowOutput
 from .plan import PlannedRow
 from .request import FinishReason
+from .request_trace import finish_trace
 from .scheduler import Scheduler
 from .sequence import Phase, Sample, SequenceGroup
 
@@ -25,6 +29,7 @@ class Committer:
         cache: CacheManager,
         scheduler: Scheduler,
         counters: Counters,
+        measures: Measures,
         *,
         new_id: Callable[[], int],
         on_done: Callable[[SequenceGroup], None],
@@ -32,15 +37,25 @@ class Committer:
         self._cache = cache
         self._scheduler = scheduler
         self._counters = counters
+        self._measures = measures
         self._new_id = new_id
         self._on_done = on_done
+        self._step: Step | None = None
 
-    def apply(self, rows: Sequence[PlannedRow], outputs: Sequence[RowOutput], seconds: float, now: float) -> None:
+    def apply(
+        self,
+        rows: Sequence[PlannedRow],
+        outputs: Sequence[RowOutput],
+        seconds: float,
+        now: float,
+        step: Step | None = None,
+    ) -> None:
         """Take the results of rows that went well. Rows whose sample has ended meanwhile (aborted) only return their
         copies.
 
-        ``seconds``: duration of the step, shared out by tokens.
+        ``seconds``: duration of the step, shared out by tokens. ``step``: its note, if anybody in it is traced.
         """
+        self._step = step
         per_token = seconds / max(sum(row.count for row in rows), 1)
         beams: dict[SequenceGroup, dict[Sample, RowOutput]] = {}
         for row, output in zip(rows, outputs, strict=True):
@@ -59,6 +74,7 @@ class Committer:
             if group.ended_by is None:
                 with self._kept_to(group, now):
                     self._advance_beams(group, group_outputs, now)
+        self._step = None
 
     @contextmanager
     def _kept_to(self, group: SequenceGroup, now: float) -> Iterator[None]:
@@ -73,6 +89,7 @@ class Committer:
 
         What one that failed has published may be the cause and would fail whoever hits it: it goes too.
         """
+        group.trace.begin_finish()
         for sample in group.live:
             self._scheduler.remove(sample, distrust=isinstance(error, ModelError))
             try:
@@ -88,9 +105,17 @@ class Committer:
         if row.is_prefill:
             self._cache.measured(sample.sequence, per_token * row.count)
             self._counters.prefill_tokens += row.count
+            if self._step is not None:
+                self._note_prefill(row, self._step)
         self._cache.commit(sample.sequence, row.count)
         sample.group.prompt_scores.extend(output.prompt_scores)
         return last
+
+    def _note_prefill(self, row: PlannedRow, step: Step) -> None:
+        sequence = row.sample.sequence
+        sequence.track.prefilled(step, row.count)
+        if row.is_last and row.sample.group.params.max_tokens > 0:
+            sequence.track.enter(names.DECODE)
 
     def _sampled(self, sample: Sample, output: RowOutput, now: float) -> None:
         group = sample.group
@@ -111,8 +136,10 @@ class Committer:
         """The prompt is computed: one sequence for every parallel sample, all on the blocks of the prompt."""
         group = first.group
         seeds = list(group.sample_seeds())
+        group.trace.event(names.FORK, {names.SAMPLES: len(output.sampled)}, self._step)
         for index in range(1, len(output.sampled)):
             child = first.branch(index, self._cache.fork(first.sequence, self._new_id()), seeds[index])
+            child.sequence.track = group.trace.track(index)
             group.samples.append(child)
             self._scheduler.adopt(child)
         for index, sample in enumerate(list(group.samples)):
@@ -158,15 +185,27 @@ class Committer:
 
     def _token_came(self, group: SequenceGroup, now: float) -> None:
         self._counters.generated_tokens += 1
+        group.generated += 1
         first = group.metrics.first_token
+        if first is None:
+            group.trace.event(names.FIRST_TOKEN, {}, self._step)
         group.metrics = group.metrics._replace(first_token=now if first is None else first, last_token=now)
+        if first is None:
+            self._measures.first_token(group, now)
 
     def _close(self, group: SequenceGroup, now: float) -> None:
+        group.trace.begin_finish()
         group.metrics = group.metrics._replace(finished=now)
-        group.stream.close(group.results())
-        reason = group.ended_by or next((s.finish_reason for s in group.samples if s.finish_reason), FinishReason.STOP)
+        results = group.results()
+        group.stream.close(results)
+        shown = group.samples if results is None else results
+        reason = group.ended_by or next((s.finish_reason for s in shown if s.finish_reason), FinishReason.STOP)
         self._counters.finished[reason.value] += 1
+        self._counters.prompt_tokens += len(group.prompt_ids)
+        self._measures.request_done(group, reason)
         self._on_done(group)
+        if group.trace.is_on:
+            finish_trace(group, results)
 
 
 def _unusable(error: Exception) -> ModelError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import InvalidRequest
+from ..telemetry.exposition import label_problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +103,32 @@ class EngineConfig:
     attention_backend: str = "torch"
     """Name of the attention backend (see ``engine/model/attention``)."""
 
+    # telemetry
+    metric_labels: Mapping[str, str] = field(default_factory=dict)
+    """On every metric of this engine, such as ``{"engine": "a"}``: several engines in one registry need different
+    ones."""
+    trace_text: bool = False
+    """Put prompts and answers into spans. Whoever reads the traces reads them, too."""
+    trace_decode_steps: int = 16
+    """Of the steps that compute no prompt, one in so many gets a span; the others always do."""
+    kv_events_buffer: int = 10_000
+    """Batches of KV events, one or two for a step that changes the cache, that are kept while somebody subscribes; a
+    reader that falls further behind begins anew."""
+
     # checking
     check_every_step: bool = False
     """Run the census after every step (slow; for tests and for hunting a bug)."""
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "block_size", "max_batch_tokens", "max_running", "max_waiting", "tier_queue_bytes"):
+        for name in (
+            "num_blocks",
+            "block_size",
+            "max_batch_tokens",
+            "max_running",
+            "max_waiting",
+            "tier_queue_bytes",
+            "kv_events_buffer",
+        ):
             self._require(name, _is_count(getattr(self, name)), "must be a positive integer")
         for name in ("prefill_chunk", "host_bytes", "disk_bytes"):
             value = getattr(self, name)
@@ -115,7 +136,7 @@ class EngineConfig:
         for name in ("eviction_policy", "scheduling_policy", "device", "attention_backend", "persistence_backend"):
             value = getattr(self, name)
             self._require(name, isinstance(value, str) and bool(value), "must be a name")
-        for name in ("enable_prefix_caching", "check_every_step", "restore_from_disk", "strict_tiers"):
+        for name in ("enable_prefix_caching", "check_every_step", "trace_text", "restore_from_disk", "strict_tiers"):
             self._require(name, isinstance(getattr(self, name), bool), "must be true or false")
         for name in ("step_timeout", "tier_deadline"):
             value = getattr(self, name)
@@ -133,6 +154,13 @@ class EngineConfig:
         if self.evict_below > self.evict_until:
             raise InvalidRequest("EngineConfig: evict_below must not exceed evict_until")
         self._check_tiers()
+        self._check_labels()
+
+    def _check_labels(self) -> None:
+        labels = self.metric_labels
+        problem = label_problem(labels) if isinstance(labels, Mapping) else "must map names to strings"
+        if problem is not None:
+            raise InvalidRequest(f"EngineConfig: metric_labels {problem}")
 
     def _check_tiers(self) -> None:
         tiers, options, key = self.tiers, self.tier_options, self.storage_key

@@ -12,11 +12,14 @@ import anyio.to_thread
 from ..errors import InvalidRequest, StorageError
 from ..storage.base import Listed, PersistenceBackend, TierGeometry
 from ..storage.naming import TOKEN_BYTES, BlockName, Namespace, Shelf, names_after, tenant_digest
+from ..telemetry import names
+from ..telemetry.tracing import parent_of
 from .explanation import Explanation, explained
 from .kv import CacheManager, encode_tokens
 from .loop import StepLoop
 from .pins import NOT_HELD, Pin, Pins
 from .snapshotting import Prefix, SnapshotReport, Snapshots
+from .surroundings import Surroundings
 from .tiering import Tiering
 
 
@@ -39,8 +42,7 @@ class Control:
         pins: Pins,
         backend: PersistenceBackend,
         geometry: TierGeometry,
-        *,
-        clock: Callable[[], float],
+        outside: Surroundings,
     ) -> None:
         self._cache = cache
         self._loop = loop
@@ -49,7 +51,7 @@ class Control:
         self._pins = pins
         self._backend = backend
         self._geometry = geometry
-        self._clock = clock
+        self._clock, _, _, self._tracing = outside
         self._erased: list[set[bytes]] = []
         """Of each snapshot and import under way, the tenants that were erased meanwhile."""
 
@@ -143,11 +145,11 @@ class Control:
         """What a request with these tokens would find, and why not more."""
         tokens, shelf, size = encode_tokens(ids), namespace.shelf(), self._cache.block_size
         device = await self._loop.at_edge(lambda: self._cache.explain(namespace, tokens, others=others))
-        names = await anyio.to_thread.run_sync(names_after, shelf.namespace, tokens[:-1].tobytes(), size)
-        missing = len(names) if device.missing_from is None else device.missing_from // size
+        whole = await anyio.to_thread.run_sync(names_after, shelf.namespace, tokens[:-1].tobytes(), size)
+        missing = len(whole) if device.missing_from is None else device.missing_from // size
         manager = self._tiering.manager
-        await manager.ask(shelf, names[missing:])
-        coverage = manager.peek(shelf, names[missing:])
+        await manager.ask(shelf, whole[missing:])
+        coverage = manager.peek(shelf, whole[missing:])
         return explained(len(ids), device, [manager.names[index] for index in coverage.tiers], size)
 
     async def snapshot(
@@ -160,12 +162,13 @@ class Control:
         if not self._geometry.identity.payload_bytes:
             raise StorageError("this runner does not say how many bytes a block has; it cannot be stored")
         path = None if within is None else Prefix(within[0], encode_tokens(within[1]).tobytes())
-        with self._noting_erasures() as erased:
+        with self._noting_erasures() as erased, self._tracing.acting(names.SNAPSHOT, parent_of(None)) as shown:
             sink = await self._backend.begin(location, self._geometry)
             report = await self._snapshots.write(sink, location, within=path, tiers=tiers)
             while erased:  # while it was written
                 gone = await self._backend.erase(location, erased.pop())
                 report = report._replace(blocks=report.blocks - gone)
+            shown |= {names.BLOCKS: report.blocks, names.DEVICE_BLOCKS: report.device_blocks, names.LOST: report.lost}
             return report
 
     async def import_snapshot(self, location: str) -> int:
@@ -178,21 +181,24 @@ class Control:
         manager = self._tiering.manager
         if not manager.takes_blocks:
             raise InvalidRequest("importing needs a tier to put the blocks in: EngineConfig(tiers=...)")
-        snapshot = await self._backend.open(location, self._geometry)
-        try:
-            with self._noting_erasures() as erased:
-                return await self._snapshots.take_in(snapshot, erased)
-        finally:
-            await snapshot.close()
+        with self._tracing.acting(names.RESTORE, parent_of(None)) as shown:
+            shown[names.KIND] = "import"
+            snapshot = await self._backend.open(location, self._geometry)
+            try:
+                with self._noting_erasures() as erased:
+                    shown[names.BLOCKS] = taken = await self._snapshots.take_in(snapshot, erased)
+            finally:
+                await snapshot.close()
+        return taken
 
     async def _names_of_region(self, shelf: Shelf, tokens: bytes) -> list[BlockName]:
         """Names of the block that ends a prefix (int32), and of what continues it as far as local tiers know."""
         size = self._cache.block_size
-        names = names_after(shelf.namespace, tokens, size)
-        rest = tokens[len(names) * size * TOKEN_BYTES :]
-        parent = names[-1] if names else shelf.namespace
+        whole = names_after(shelf.namespace, tokens, size)
+        rest = tokens[len(whole) * size * TOKEN_BYTES :]
+        parent = whole[-1] if whole else shelf.namespace
         ahead = [child for child in await self._children(shelf, parent) if child.head.tokens.startswith(rest)]
-        found = [] if rest else names[-1:]
+        found = [] if rest else whole[-1:]
         while ahead:
             name = ahead.pop().head.name
             found.append(name)

@@ -25,8 +25,13 @@ class Counters:
     prefill_tokens: int = 0
     """Tokens computed as part of a prompt or of a recomputation."""
     generated_tokens: int = 0
+    prompt_tokens: int = 0
+    """Of requests that are over."""
     policy_faults: int = 0
     """Breaches of contract by scheduling policies."""
+    snapshot_at: float | None = None
+    """When the newest snapshot was complete, on the engine's clock."""
+    snapshot_bytes: int | None = None
 
 
 class TransferStats(NamedTuple):
@@ -58,6 +63,15 @@ class RestoreStats(NamedTuple):
     """Why the snapshot that was asked for is not used."""
 
 
+class SaveStats(NamedTuple):
+    """What a restart would find."""
+
+    age: float | None
+    """Seconds since the newest snapshot or checkpoint was complete; ``None`` before the first."""
+    snapshot_bytes: int | None
+    """Records in the newest snapshot; ``None`` before the first."""
+
+
 class EngineStats(NamedTuple):
     """A plain snapshot of the engine."""
 
@@ -70,6 +84,8 @@ class EngineStats(NamedTuple):
     waiting_reasons: dict[str, int]
     """Why those at the head of the queue wait: ``blocks``, ``slots``, ``prefix``."""
     preemptions: int
+    preemptions_by_kind: dict[str, int]
+    """``swap``: a tier takes the blocks. ``recompute``: what is evicted meanwhile is computed again."""
     submitted: int
     rejected: int
     finished: dict[str, int]
@@ -79,6 +95,10 @@ class EngineStats(NamedTuple):
     batch_tokens: int
     prefill_tokens: int
     generated_tokens: int
+    prompt_tokens: int
+    """Of requests that are over, each prompt once."""
+    scheduling_policy: str
+    """Its class."""
     policy_faults: int
     """Of scheduling policies; those of the eviction policy are in ``cache``."""
     stuck_seconds: float
@@ -88,5 +108,6 @@ class EngineStats(NamedTuple):
     """The storage tiers, fastest first."""
     transfers: TransferStats
     restore: RestoreStats
+    saved: SaveStats
     pins: int
     """Prefixes that are pinned."""

@@ -19,6 +19,8 @@ from ..storage.base import Head, Meta
 from ..storage.manager.tier_manager import Batch, Outgoing, Target, TierManager
 from ..storage.naming import TOKEN_BYTES, BlockName, Shelf
 from ..storage.record import RecordCodec
+from ..telemetry import names
+from ..telemetry.record import NO_TRACK, NOTHING, Attributes, Track
 from .model.runner import ModelRunner
 from .model_thread import ModelThread
 
@@ -32,6 +34,10 @@ class Sink(Protocol):
     @property
     def room(self) -> int:
         """How many blocks that can wait it takes now. Those that cannot are given to it all the same."""
+
+    @property
+    def goes_to(self) -> str:
+        """Where that is, for a trace."""
 
     def take(self, batch: Batch) -> None:
         """Take a batch, its payloads in place. Must not block."""
@@ -47,6 +53,10 @@ class TierSink:
     @property
     def room(self) -> int:
         return self._manager.room(self._to)
+
+    @property
+    def goes_to(self) -> str:
+        return ",".join(self._manager.targets(self._to))
 
     def take(self, batch: Batch) -> None:
         self._manager.offer(batch, to=self._to)
@@ -83,6 +93,8 @@ class Export(NamedTuple):
     head: Head
     meta: Meta
     sink: Sink
+    cause: Track = NO_TRACK
+    """Of the request because of which it is copied."""
 
 
 class Exports:
@@ -94,6 +106,7 @@ class Exports:
         thread: ModelThread,
         codec: RecordCodec,
         on_fault: Callable[[str, BaseException | str], None],
+        clock: Callable[[], float],
     ) -> None:
         self.blocks = 0
         """Blocks copied out."""
@@ -103,6 +116,7 @@ class Exports:
         self._thread = thread
         self._codec = codec
         self._on_fault = on_fault
+        self._clock = clock
         self._urgent: list[Export] = []
         self._later: dict[int, list[Export]] = {}
         self._outstanding: Counter[Sink] = Counter()
@@ -214,6 +228,7 @@ class Exports:
         return ready
 
     async def _copy(self, group: list[Export]) -> None:
+        began = self._clock()
         buffer = self._codec.buffer(len(group))
         blocks = np.array([export.block for export in group], dtype=np.int32)
         try:
@@ -223,13 +238,22 @@ class Exports:
         except Exception as error:  # noqa: BLE001  # whatever a runner raises, the blocks are a miss later
             self.failed += len(group)
             self._on_fault("export", error)
+            self._note(group, began, {names.ERROR_TYPE: type(error).__name__})
             return
         finally:
             for export in group:
                 self._settle(export)
         self.blocks += len(group)
+        self._note(group, began, NOTHING)
         outgoing = [Outgoing(export.head, export.meta) for export in group]
         group[0].sink.take(Batch(group[0].shelf, outgoing, buffer))
+
+    def _note(self, group: list[Export], began: float, more: Attributes) -> None:
+        """Show a copy below each request that caused a part of it."""
+        parts = Counter(export.cause for export in group if export.cause.is_on)
+        for cause, blocks in parts.items():
+            shown = {names.BLOCKS: blocks, names.TIER: group[0].sink.goes_to, **more}
+            cause.act(names.SWAP_OUT, began, self._clock(), shown)
 
 
 def heads_of(run: NamedRun) -> list[Head]:

@@ -11,6 +11,7 @@ import anyio.to_thread
 
 from ..errors import InvalidRequest, NeverFits, OctavoError, describe
 from ..policies.scheduling.base import Job
+from ..telemetry.record import NO_TRACE, RequestTrace
 from .beam import BeamSearch
 from .config import EngineConfig
 from .kv import Namespace, Retention, Sequence, encode_tokens
@@ -75,8 +76,10 @@ class Intake:
         """
         return Namespace(self._identity, adapter=None, salt=tenant).checked()
 
-    async def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> SequenceGroup:
-        """A group that is ready to be submitted.
+    async def prepare(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions, trace: RequestTrace = NO_TRACE
+    ) -> SequenceGroup:
+        """A group that is ready to be submitted. ``trace``: where it is noted what becomes of it.
 
         :raises InvalidRequest: for anything that is malformed or out of range.
         :raises NeverFits: when the engine is too small for the request even if it had it alone.
@@ -87,7 +90,7 @@ class Intake:
         self._check_params(params)
         ids = await self.token_ids(prompt)
         self._check_size(len(ids), params)
-        group = self._group(params, tuple(ids), namespace, options, arrival)
+        group = self._group(params, tuple(ids), namespace, options, arrival, trace)
         sequence = self.sequence(group, ids)
         group.samples.append(Sample(group, 0, sequence, next(group.sample_seeds()), group.new_text()))
         if params.beam_width > 1 and params.max_tokens > 0:
@@ -101,7 +104,13 @@ class Intake:
             )
         return group
 
-    def continuation(self, source: SequenceGroup, params: SamplingParams, request_id: str | None) -> SequenceGroup:
+    def continuation(
+        self,
+        source: SequenceGroup,
+        params: SamplingParams,
+        request_id: str | None,
+        trace: RequestTrace = NO_TRACE,
+    ) -> SequenceGroup:
         """A group for a request that goes on where a sample of ``source`` stands; the sample is the caller's to add.
 
         :raises InvalidRequest: when ``params`` or the id are not possible.
@@ -115,7 +124,7 @@ class Intake:
         if params.logprobs is not None and source.params.logprobs is None:
             raise InvalidRequest("logprobs of the tokens so far are unknown: the source did not ask for them")
         self._check_size(len(source.prompt_ids), params)
-        return self._group(params, source.prompt_ids, source.namespace, options, self._clock())
+        return self._group(params, source.prompt_ids, source.namespace, options, self._clock(), trace)
 
     def sequence(self, group: SequenceGroup, ids: SequenceOf[int]) -> Sequence:
         """A sequence of ``group`` that holds nothing yet."""
@@ -134,6 +143,7 @@ class Intake:
         namespace: Namespace,
         options: RequestOptions,
         arrival: float,
+        trace: RequestTrace,
     ) -> SequenceGroup:
         self._orders += 1
         special_stops = self._special_stops(params)
@@ -148,6 +158,7 @@ class Intake:
             seed=params.seed if params.seed is not None else derive_seed(self._config.seed, self._orders),
             codec=self._codec,
             retention=tuple(options.retention),
+            trace=trace,
         )
 
     async def token_ids(self, prompt: Prompt) -> list[int]:
@@ -157,7 +168,7 @@ class Intake:
         """
         if isinstance(prompt, str):
             ids = await self._encode(self._require_codec("a text prompt").encode, prompt, len(prompt))
-        elif _is_chat(prompt):
+        elif is_chat(prompt):
             size = sum(len(str(message.get("content", ""))) for message in prompt)
             ids = await self._encode(self._require_codec("a chat prompt").encode_chat, prompt, size)
         else:
@@ -225,8 +236,14 @@ class Intake:
         return {token: stop for token, stop in by_id.items() if token is not None}
 
 
-def _is_chat(prompt: SequenceOf[int] | SequenceOf[ChatMessage]) -> TypeGuard[SequenceOf[ChatMessage]]:
-    return isinstance(prompt, SequenceOf) and len(prompt) > 0 and all(isinstance(item, Mapping) for item in prompt)
+def is_chat(prompt: Prompt) -> TypeGuard[SequenceOf[ChatMessage]]:
+    """Whether ``prompt`` is chat messages."""
+    return (
+        not isinstance(prompt, str)
+        and isinstance(prompt, SequenceOf)
+        and len(prompt) > 0
+        and all(isinstance(item, Mapping) for item in prompt)
+    )
 
 
 def _checked_ids(prompt: SequenceOf[int] | SequenceOf[ChatMessage]) -> list[int]:

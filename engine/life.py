@@ -13,8 +13,11 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from ..errors import EngineClosed, describe
+from ..telemetry.logging import fault_fields
 from .assembly import Parts, assemble, check_plugins
 from .config import EngineConfig
+from .lag import watch_lag
+from .metrics import EngineMetrics
 from .model.runner import ModelRunner
 from .model.text import TextCodec
 from .model_thread import ModelThread
@@ -30,11 +33,19 @@ Load = Callable[[], Loaded]
 class EngineLife:
     """Opens once, closes once."""
 
-    def __init__(self, load: Load, config: EngineConfig, restore: str | None, outside: Surroundings) -> None:
+    def __init__(
+        self,
+        load: Load,
+        config: EngineConfig,
+        restore: str | None,
+        outside: Surroundings,
+        metrics: EngineMetrics,
+    ) -> None:
         self._load = load
         self._config = config
         self._restore = restore
         self._outside = outside
+        self._metrics = metrics
         self._logger = outside.logger
         self._task: asyncio.Task[None] | None = None
         self._home: asyncio.AbstractEventLoop | None = None
@@ -99,12 +110,13 @@ class EngineLife:
 
     async def _live(self) -> None:
         check_plugins(self._config)
+        self._metrics.enter()
         thread = ModelThread()
         try:
             runner, codec = await thread.call(self._load)
             try:
                 await thread.call(runner.allocate, self._config.num_blocks, self._config.block_size)
-                parts = await assemble(runner, codec, thread, self._config, self._restore, self._outside)
+                parts = await assemble(runner, codec, thread, self._config, self._restore, self._outside, self._metrics)
                 try:
                     await parts.tiering.open()
                     self._parts = parts
@@ -112,10 +124,13 @@ class EngineLife:
                 finally:
                     with anyio.CancelScope(shield=True):
                         await parts.tiering.abandon()
+                    parts.kv_events.close()
+                    self._outside.tracing.flush()
             finally:
                 await self._free(thread, runner)
         finally:
             self._home = None
+            self._metrics.end()
             with anyio.CancelScope(shield=True):
                 ended = await thread.close(self._patience)
             if not ended:
@@ -125,10 +140,12 @@ class EngineLife:
         """Run the loop, its watchdog and the portal for threads until ``close``."""
         async with anyio.create_task_group() as background:
             background.start_soon(parts.loop.watch)
+            background.start_soon(watch_lag, parts.measures.lag, self._outside.clock)
             await background.start(parts.tiering.run, parts.loop)
             async with BlockingPortal() as self._portal, anyio.create_task_group() as work:
                 work.start_soon(self._run, parts)
                 self._home = asyncio.get_running_loop()
+                self._metrics.follow(parts.observe)
                 self._opened.set()
                 await self._wait_for_end(parts)
                 work.cancel_scope.cancel()
@@ -154,7 +171,7 @@ class EngineLife:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self._logger.error("the engine ended by a fault", exc_info=error)
+            self._logger.error("the engine ended by a fault", **fault_fields(error))
             raise
         finally:
             self._home = None

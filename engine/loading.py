@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from itertools import groupby
 from typing import NamedTuple
 
 import anyio
@@ -20,11 +21,14 @@ from ..errors import EngineClosed, ModelError, describe
 from ..storage.base import Meta
 from ..storage.manager.tier_manager import Loaded, LoadOutcome, TierManager
 from ..storage.naming import BlockName
+from ..telemetry import names
+from ..telemetry.record import NOTHING, Attributes
 from .config import EngineConfig
 from .edges import Edges
 from .kv import CacheManager, Sequence
 from .model.runner import ModelRunner
 from .model_thread import ModelThread
+from .surroundings import Surroundings
 
 IMPORT_BLOCKS = 64
 """Blocks copied to the device between two steps, about; so running streams go on during a load."""
@@ -42,10 +46,10 @@ class Chunk(NamedTuple):
 class Load:
     """One prefix under way."""
 
-    def __init__(self, sequence: Sequence, names: list[BlockName], when_loaded: WhenLoaded, *, is_use: bool) -> None:
+    def __init__(self, sequence: Sequence, wanted: list[BlockName], when_loaded: WhenLoaded, *, is_use: bool) -> None:
         self.sequence = sequence
         self.is_use = is_use
-        self.names = names
+        self.wanted = wanted
         self.when_loaded = when_loaded
         self.scope = anyio.CancelScope()
         self.arrived: deque[Chunk] = deque()
@@ -63,7 +67,7 @@ class Loads:
         runner: ModelRunner,
         thread: ModelThread,
         config: EngineConfig,
-        wall: Callable[[], float],
+        outside: Surroundings,
         *,
         on_fault: Callable[[str, BaseException | str], None],
     ) -> None:
@@ -78,7 +82,7 @@ class Loads:
         self._runner = runner
         self._thread = thread
         self._config = config
-        self._wall = wall
+        self._clock, self._wall, _, _ = outside
         self._on_fault = on_fault
         self._loads: dict[int, Load] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -97,30 +101,32 @@ class Loads:
 
         At least one token is left to compute, unless ``whole``.
         """
+        if not self._manager.names:
+            return []
         size = self._cache.block_size
         end = len(sequence.tokens) - (0 if whole else 1)
         first = self._cache.names_beyond(sequence, min(end, (sequence.table.shared + 1) * size))
         shelf = sequence.namespace.shelf()
         if not first or not self._manager.peek(shelf, first).tiers:  # the common case costs one name
             return []
-        names = self._cache.names_beyond(sequence, end)
-        coverage = self._manager.peek(shelf, names)
+        wanted = self._cache.names_beyond(sequence, end)
+        coverage = self._manager.peek(shelf, wanted)
         if self._config.promotion == "best_effort":
             at_hand = next((i for i, tier in enumerate(coverage.tiers) if tier > 0), len(coverage.tiers))
             coverage = coverage._replace(tiers=coverage.tiers[:at_hand])
         start = sequence.table.shared + 1
         seconds = [self._cache.cost.seconds((start + i) * size) for i in range(len(coverage.tiers))]
-        return names[: self._manager.worth(coverage, seconds)]
+        return wanted[: self._manager.worth(coverage, seconds)]
 
     def begin(
-        self, sequence: Sequence, names: list[BlockName], when_loaded: WhenLoaded, *, is_use: bool = True
+        self, sequence: Sequence, wanted: list[BlockName], when_loaded: WhenLoaded, *, is_use: bool = True
     ) -> None:
-        """Load ``names`` into the next blocks of ``sequence``; ``when_loaded`` is called at a step edge, once, unless
+        """Load ``wanted`` into the next blocks of ``sequence``; ``when_loaded`` is called at a step edge, once, unless
         the load is given up before. ``is_use``: for a request, which counts as a use of the blocks.
         """
         if self._tasks is None:
             raise EngineClosed("the tiers are not open")
-        load = self._loads[sequence.seq_id] = Load(sequence, names, when_loaded, is_use=is_use)
+        load = self._loads[sequence.seq_id] = Load(sequence, wanted, when_loaded, is_use=is_use)
         self._tasks.start_soon(self._read, load)
 
     def give_up(self, sequence: Sequence) -> None:
@@ -149,26 +155,35 @@ class Loads:
         sequence = load.sequence
         start = sequence.table.shared
         ids = np.array(sequence.table.blocks[start : start + len(blocks)], dtype=np.int32)
+        began = self._clock()
         try:
             await self._thread.call(self._runner.import_blocks, ids, [block.payload for block in blocks])
         except EngineClosed:
             raise
         except Exception as error:  # noqa: BLE001  # whatever a runner raises, the blocks are computed instead
             self._on_fault("import", error)
+            self._note(load, blocks, began, {names.ERROR_TYPE: type(error).__name__})
             self._end(load, LoadOutcome(0, "failed"))
             return
+        self._note(load, blocks, began, NOTHING)
         self._publish(load, blocks)
 
+    def _note(self, load: Load, blocks: list[Loaded], began: float, more: Attributes) -> None:
+        track = load.sequence.track
+        if track.is_on:
+            for tier, count in Counter(block.tier for block in blocks).items():
+                track.act(names.SWAP_IN, began, self._clock(), {names.BLOCKS: count, names.TIER: tier, **more})
+
     def _publish(self, load: Load, blocks: list[Loaded]) -> None:
-        sequence = load.sequence
-        size = self._cache.block_size
-        tier = blocks[0].tier
-        metas: list[Meta] = [block.meta for block in blocks]
-        seconds = self._manager.reload_seconds(self._manager.names.index(tier))
-        self._cache.loaded(sequence, metas, tier, seconds, wall_now=self._wall(), used=load.is_use)
-        for block in blocks:
-            self.loaded_tokens[block.tier] += size
-            self.restored_tokens += 0 if block.own else size
+        size, wall_now = self._cache.block_size, self._wall()
+        for tier, run in groupby(blocks, key=lambda block: block.tier):
+            metas: list[Meta] = []
+            for block in run:
+                metas.append(block.meta)
+                self.loaded_tokens[tier] += size
+                self.restored_tokens += 0 if block.own else size
+            seconds = self._manager.reload_seconds(self._manager.names.index(tier))
+            self._cache.loaded(load.sequence, metas, tier, seconds, wall_now=wall_now, used=load.is_use)
 
     # the task of a load
 
@@ -179,7 +194,7 @@ class Loads:
                 deadline = self._config.promotion_timeout if self._config.promotion == "timeout" else None
                 shelf = load.sequence.namespace.shelf()
                 outcome = await self._manager.load(
-                    shelf, load.names, lambda blocks: self._deliver(load, blocks), deadline=deadline
+                    shelf, load.wanted, lambda blocks: self._deliver(load, blocks), deadline=deadline
                 )
             except Exception as error:  # noqa: BLE001  # the manager promises not to; the request must get on all the same
                 self._on_fault("load", ModelError(describe(error)))

@@ -26,12 +26,15 @@ from ..errors import (
     describe,
 )
 from ..storage.manager.tier_manager import LoadOutcome
-from ..telemetry.logging import RateLimited
+from ..telemetry import names
+from ..telemetry.logging import RateLimited, bound_to, fault_fields
+from ..telemetry.record import RequestTrace, Step, Value
 from .commit import Committer
 from .config import EngineConfig
-from .counters import Counters, EngineStats
+from .counters import Counters, EngineStats, SaveStats
 from .execution import RowResult, StepExecutor
 from .kv import CacheManager, Sequence
+from .measures import Measures
 from .model.runner import RowOutput
 from .pins import Pins
 from .plan import PlannedRow
@@ -63,6 +66,7 @@ class StepLoop:
         executor: StepExecutor,
         config: EngineConfig,
         counters: Counters,
+        measures: Measures,
         outside: Surroundings,
         new_id: Callable[[], int],
     ) -> None:
@@ -75,10 +79,11 @@ class StepLoop:
         self._executor = executor
         self._config = config
         self._counters = counters
-        self._clock, _, self._logger = outside
+        self._measures = measures
+        self._clock, _, self._logger, self._tracing = outside
         self._new_id = new_id
         self._limited = RateLimited(10.0, outside.clock)
-        self._committer = Committer(cache, scheduler, counters, new_id=new_id, on_done=self._forget)
+        self._committer = Committer(cache, scheduler, counters, measures, new_id=new_id, on_done=self._forget)
         self._inbox: deque[Callable[[], None]] = deque()
         self._news = anyio.Event()
         self._idle = anyio.Event()
@@ -120,6 +125,9 @@ class StepLoop:
         """Take a new request."""
         self.groups[group.request_id] = group
         self._counters.submitted += 1
+        for sample in group.samples:
+            sample.sequence.track = group.trace.track(sample.index)
+            sample.sequence.track.enter(names.QUEUE)
         self.post(lambda: self._start(group))
 
     def abort(self, group: SequenceGroup) -> None:
@@ -161,7 +169,8 @@ class StepLoop:
             loading=len(self._scheduler.loading),
             waiting=sum(s.phase is Phase.WAITING for group in self.groups.values() for s in group.samples),
             waiting_reasons=dict(self._scheduler.waiting_reasons),
-            preemptions=self._scheduler.preemptions,
+            preemptions=self._scheduler.preemptions.total(),
+            preemptions_by_kind=dict(self._scheduler.preemptions),
             submitted=counters.submitted,
             rejected=counters.rejected,
             finished=dict(counters.finished),
@@ -171,14 +180,22 @@ class StepLoop:
             batch_tokens=counters.batch_tokens,
             prefill_tokens=counters.prefill_tokens,
             generated_tokens=counters.generated_tokens,
+            prompt_tokens=counters.prompt_tokens,
+            scheduling_policy=self._scheduler.policy_name,
             policy_faults=counters.policy_faults,
             stuck_seconds=self._stuck_seconds(),
             cache=self.cache.stats(),
             tiers=self._tiering.manager.stats(),
             transfers=self._tiering.transfers(),
             restore=self._tiering.restored(),
+            saved=self._saved(),
             pins=len(self._pins),
         )
+
+    def _saved(self) -> SaveStats:
+        known = [when for when in (self._counters.snapshot_at, self._tiering.checkpoint.made_at) if when is not None]
+        age = max(self._clock() - max(known), 0.0) if known else None
+        return SaveStats(age, self._counters.snapshot_bytes)
 
     # the loop
 
@@ -223,28 +240,58 @@ class StepLoop:
         self._at_fault = {
             row.sample for row, result in zip(plan.rows, results, strict=True) if isinstance(result, ModelError)
         }
+        traces = self._traces_in(plan.rows) if self._tracing.live else ()  # before some of them are aborted
         self._run_inbox()
         self._at_fault = set()
-        self._commit(plan.rows, results, self._clock() - began)
+        self._commit(plan.rows, results, began, traces)
 
-    def _commit(self, rows: list[PlannedRow], results: list[RowResult], seconds: float) -> None:
+    def _commit(
+        self, rows: list[PlannedRow], results: list[RowResult], began: float, traces: SequenceOf[RequestTrace]
+    ) -> None:
         now = self._clock()
+        seconds = now - began
         self._counters.steps += 1
         self._counters.step_seconds += seconds
+        self._tracing.step_number = self._counters.steps
         good = [(row, result) for row, result in zip(rows, results, strict=True) if isinstance(result, RowOutput)]
         bad = [(row, result) for row, result in zip(rows, results, strict=True) if isinstance(result, ModelError)]
+        computed = sum(row.count for row, _ in good)
+        step = self._note_step(rows, computed, began, now, traces) if traces else None
         for row, error in bad:
             self._row_failed(row, error)
-        self._counters.batch_tokens += sum(row.count for row, _ in good)
-        self._committer.apply([row for row, _ in good], [result for _, result in good], seconds, now)
+        self._counters.batch_tokens += computed
+        self._committer.apply([row for row, _ in good], [result for _, result in good], seconds, now, step)
         if not bad:
             self._widen()
         self.cache.maybe_evict(
             low=int(self._config.evict_below * self._config.num_blocks),
             high=int(self._config.evict_until * self._config.num_blocks),
         )
+        self._measures.step_done(seconds, computed, 1 - self.cache.available / self._config.num_blocks)
         if self._config.check_every_step:
             self._check()
+
+    def _traces_in(self, rows: list[PlannedRow]) -> list[RequestTrace]:
+        """Of the requests in the step that was just made, those that are traced; none for most of the steps that only
+        decode, since one is like the other.
+        """
+        if (self._counters.steps + 1) % self._config.trace_decode_steps and not any(row.is_prefill for row in rows):
+            return []
+        return list({row.sample.group.trace: None for row in rows if row.sample.group.trace.is_on})
+
+    def _note_step(
+        self, rows: list[PlannedRow], computed: int, began: float, ended: float, traces: SequenceOf[RequestTrace]
+    ) -> Step:
+        """Note the step for the requests in it that are traced. ``computed``: tokens in the rows that went well."""
+        prefills = sum(row.is_prefill for row in rows)
+        shown: dict[str, Value] = {
+            names.ROWS: len(rows),
+            names.PREFILL_ROWS: prefills,
+            names.DECODE_ROWS: len(rows) - prefills,
+            names.TOKENS: computed,
+            names.USAGE_RATIO: 1 - self.cache.available / self.cache.pool.num_blocks,
+        }
+        return self._tracing.step(began, ended, shown, traces)
 
     def _row_failed(self, row: PlannedRow, error: ModelError) -> None:
         """A row too large for memory is tried again in smaller pieces; any other fault ends its request."""
@@ -255,7 +302,8 @@ class StepLoop:
             return
         self.cache.copied(row.take_copies())
         self._end(sample.group, FinishReason.ERROR, error)
-        self._limited.log(self._logger.error, "a request failed in the model", error=repr(error))
+        logger = bound_to(self._logger, sample.group.request_id, sample.group.trace)
+        self._limited.log(logger.error, "a request failed in the model", **fault_fields(error))
 
     def _narrow(self, tokens: int) -> None:
         """A step of ``tokens`` tokens ran out of memory: for a while make smaller ones."""
@@ -328,12 +376,16 @@ class StepLoop:
             self._end(group, FinishReason.ERROR, fault)
             return
         group.samples.append(sample)
+        source.trace.event(names.FORK, {names.REQUEST_ID: group.request_id})
+        track = sample.sequence.track = group.trace.track(0)
         if parent.finish_reason is FinishReason.STOP or len(parent.token_ids) >= group.params.max_tokens:
             self._end_fork(sample, parent)
         elif self._can_share(parent):
             sample.sequence = self.cache.fork(parent.sequence, self._new_id())
+            sample.sequence.track = track
             self._scheduler.adopt(sample)
         else:
+            track.enter(names.QUEUE)
             self._scheduler.add(sample)
         self._begin_in_the_middle(sample)
 
@@ -378,7 +430,7 @@ class StepLoop:
 
     def _recover(self, error: Exception) -> None:
         """A fault in the loop itself: every request fails with it, blocks go back, and the loop goes on."""
-        self._limited.log(self._logger.error, "the engine loop failed; all requests are ended", exc_info=error)
+        self._limited.log(self._logger.error, "the engine loop failed; all requests are ended", **fault_fields(error))
         if isinstance(error, EngineClosed):
             self._stopping = True
         self._end_all(FinishReason.ERROR, error)
@@ -393,9 +445,11 @@ class StepLoop:
             try:
                 self._end(group, reason, error)
             except Exception as again:  # noqa: BLE001  # the others must get their end too
-                self._logger.error("a request could not be ended cleanly", error=describe(again))
+                logger = bound_to(self._logger, group.request_id, group.trace)
+                logger.error("a request could not be ended cleanly", **fault_fields(again))
                 self._scheduler.drop(group)
                 group.ended_by, group.error = reason, error
+                group.trace.finish(type(again).__name__, "the engine failed inside")
                 self._forget(group)
                 group.stream.close()
 
@@ -403,7 +457,7 @@ class StepLoop:
         try:
             action()
         except Exception as error:  # noqa: BLE001  # something is wrong already, and the rest must be ended too
-            self._logger.error("a change could not be made while all requests are ended", error=describe(error))
+            self._logger.error("a change could not be made while all requests are ended", **fault_fields(error))
 
     def _stuck_seconds(self) -> float:
         if self._step_began is None:

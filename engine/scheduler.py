@@ -26,6 +26,8 @@ from ..errors import OutOfBlocks
 from ..policies.scheduling.base import Job, SchedulingPolicy
 from ..storage.manager.tier_manager import LoadOutcome
 from ..storage.naming import BlockName
+from ..telemetry import names
+from ..telemetry.record import Value
 from .config import EngineConfig
 from .kv import Admission, CacheManager
 from .kv.cache_manager import Copies
@@ -53,7 +55,9 @@ class Scheduler:
         self.loading: list[Sample] = []
         """Admitted with all their blocks; a part of their prefix is on its way from a tier."""
         self.running: list[Sample] = []
-        self.preemptions = 0
+        self.preemptions: Counter[str] = Counter()
+        """Groups sent back to the queue, by kind."""
+        self.policy_name = type(policy).__name__
         self.token_limit = config.max_batch_tokens
         """Tokens in the next step; lowered for a while when the device ran out of memory."""
         self.waiting_reasons: Counter[str] = Counter()
@@ -83,6 +87,7 @@ class Scheduler:
         """A fork of a running sample: it is on blocks already."""
         sample.phase = Phase.RUNNING
         self.running.append(sample)
+        sample.sequence.track.enter(names.DECODE if sample.has_prompt_behind else names.PREFILL)
 
     def has_slots(self, count: int) -> bool:
         """Whether ``count`` more sequences may run."""
@@ -102,6 +107,8 @@ class Scheduler:
             else:
                 self._tiering.completed(sample.sequence)
                 self._cache.finish(sample.sequence)
+        if sample.group.beam is None:  # beams have one track together
+            sample.sequence.track.leave()
         sample.phase = Phase.DONE
 
     def take_failed_loads(self) -> list[tuple[Sample, LoadOutcome]]:
@@ -211,12 +218,24 @@ class Scheduler:
             if admission is None:
                 break
             self.waiting.remove(sample)
-            if names := self._worth_loading(sample):
-                self._load(sample, admission, names)
+            if stored := self._worth_loading(sample):
+                self._load(sample, admission, stored)
                 continue
+            self._note_admission(sample)
             self.adopt(sample)
             sample.copies = admission.copies
+            self._cache.keep_copy(sample.sequence, admission.copies)
             self._add_row(sample, self._chunk(sample, share), ())
+
+    def _note_admission(self, sample: Sample) -> None:
+        """What the queue ended with; of one that comes back, also that it does."""
+        track = sample.sequence.track
+        if not track.is_on:
+            return
+        found = {names.CACHED_TOKENS: sample.sequence.computed, names.BLOCKS: len(sample.sequence.table)}
+        track.describe({**found, **_resumed(sample)})
+        if sample.sequence.resumed:
+            track.event(names.RESUME, found)
 
     def _cannot_be_judged(self, sample: Sample) -> str | None:
         """Why it is not known yet what the sample will find: tiers are being asked, or another one computes it."""
@@ -229,22 +248,28 @@ class Scheduler:
             return []
         return self._tiering.loads.worthwhile(sample.sequence)
 
-    def _load(self, sample: Sample, admission: Admission, names: list[BlockName]) -> None:
+    def _load(self, sample: Sample, admission: Admission, wanted: list[BlockName]) -> None:
         """Let a tier fill the next blocks of a sample that was just admitted."""
         self._cache.forgo_copy(sample.sequence, admission.copies)
+        self._note_admission(sample)
         sample.phase = Phase.LOADING
+        sample.sequence.track.enter(names.LOAD, {names.BLOCKS: len(wanted), **_resumed(sample)})
         self.loading.append(sample)
-        is_first = not sample.token_ids and not sample.group.metrics.preemptions
-        self._tiering.loads.begin(sample.sequence, names, partial(self._loaded, sample, is_first))
+        self._tiering.loads.begin(sample.sequence, wanted, partial(self._loaded, sample))
 
-    def _loaded(self, sample: Sample, is_first: bool, outcome: LoadOutcome) -> None:
+    def _loaded(self, sample: Sample, outcome: LoadOutcome) -> None:
         """What could be had is on the device; the rest is computed."""
         self.loading.remove(sample)
+        sample.sequence.track.describe({names.OUTCOME: outcome.reason})
+        self._note_found(sample)
         self.adopt(sample)
-        if is_first:
-            sample.group.cached_tokens = sample.sequence.computed
         if outcome.reason in ("missing", "corrupt", "failed"):
             self._failed_loads.append((sample, outcome))
+
+    def _note_found(self, sample: Sample) -> None:
+        """A load is over: what its request need not compute is known now. Coming back does not count."""
+        if not sample.sequence.resumed:
+            sample.group.cached_tokens = sample.sequence.computed
 
     def _give_rest_to(self, prefills: list[Sample]) -> None:
         """What the others left of the budget goes to the first in line."""
@@ -414,11 +439,10 @@ class Scheduler:
 
     def _preempt(self, sample: Sample) -> None:
         """Back to the queue; of a beam search all beams together, as none can go on alone."""
-        together = sample.group.samples if sample.group.beam is not None else [sample]
         group = sample.group
+        together = [other for other in group.samples if other.is_admitted] if group.beam is not None else [sample]
+        self._note_preemption(together)
         for member in together:
-            if not member.is_admitted:
-                continue
             self._cache.copied(self._plan.drop(member))
             self._leave(member)
             self._tiering.preempted(member.sequence)
@@ -428,12 +452,30 @@ class Scheduler:
         if group.wants_prompt_scores:
             group.prompt_scores.clear()  # the prompt is computed again, and so are they
         group.metrics = group.metrics._replace(preemptions=group.metrics.preemptions + 1)
-        self.preemptions += 1
+        self.preemptions[self._preemption_kind] += 1
+
+    @property
+    def _preemption_kind(self) -> str:
+        """Whether what is evicted of a preempted sequence goes to a tier, from where it comes back."""
+        return "swap" if self._tiering.manager.takes_blocks else "recompute"
+
+    def _note_preemption(self, together: list[Sample]) -> None:
+        """Once for all beams of a search, which have one track."""
+        track = together[0].sequence.track
+        if track.is_on:
+            given: dict[str, Value] = {
+                names.KIND: self._preemption_kind,
+                names.BLOCKS: sum(len(member.sequence.table) for member in together),
+                names.TOKENS: sum(member.sequence.computed for member in together),
+            }
+            track.event(names.PREEMPT, given)
+            track.enter(names.QUEUE, {names.RESUMED: True})
 
     def _leave(self, sample: Sample) -> None:
         if sample.phase is Phase.LOADING:
             self.loading.remove(sample)
             self._tiering.loads.give_up(sample.sequence)
+            self._note_found(sample)
         else:
             self.running.remove(sample)
         self._cache.copied(sample.copies)
@@ -462,3 +504,8 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001  # a plug-in may raise anything
             self._on_fault("displaces", error)
             return False
+
+
+def _resumed(sample: Sample) -> dict[str, Value]:
+    """What is shown of an admission that is not the first one of its request."""
+    return {names.RESUMED: True} if sample.sequence.resumed else {}

@@ -7,6 +7,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from ..policies.scheduling.base import Job
+from ..telemetry.names import OPERATION_COMPLETION
+from ..telemetry.record import NO_TRACE, RequestTrace
 from .beam import BeamHypothesis, BeamSearch
 from .kv import Namespace, Retention, Sequence
 from .kv.cache_manager import Copies
@@ -88,6 +90,11 @@ class Sample:
     def is_decoding(self) -> bool:
         """Whether only its newest token has to be computed."""
         return self.sequence.uncomputed == 1
+
+    @property
+    def has_prompt_behind(self) -> bool:
+        """Whether nothing but new tokens is left to compute: it decodes, or was forked off one that does."""
+        return self.sequence.uncomputed < 1 or (self.is_decoding and bool(self.token_ids))
 
     def accept(self, sampled: SampledToken) -> None:
         """Take the next token and decide whether it is the last."""
@@ -176,6 +183,7 @@ class SequenceGroup:
         seed: int,
         codec: TextCodec | None,
         retention: tuple[Retention, ...] = (),
+        trace: RequestTrace = NO_TRACE,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -185,11 +193,16 @@ class SequenceGroup:
         self.ends = ends
         self.seed = seed
         self.retention = retention
+        self.trace = trace
         self._codec = codec
         self.samples: list[Sample] = []
         """Every sample that was started; of a beam search, the live beams."""
         self.beam: BeamSearch | None = None
         self.cached_tokens = 0
+        self.generated = 0
+        """Tokens that came out for it, over all samples; a step of a beam search counts as one."""
+        self.operation = OPERATION_COMPLETION
+        """What the GenAI conventions call a request like this."""
         self.prompt_scores: list[PromptScore] = []
         self.metrics = Metrics(arrival=job.arrival)
         self.error: BaseException | None = None

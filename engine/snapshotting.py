@@ -21,6 +21,7 @@ from ..storage.manager.settings import ManagerSettings
 from ..storage.manager.tier_manager import Batch, Loaded, Mounted, Outgoing, TierManager
 from ..storage.naming import BlockName, Namespace, Shelf, names_after
 from ..storage.record import RecordCodec
+from .counters import Counters
 from .edges import Edges
 from .enlisting import SLICE_BLOCKS, Enlistment
 from .exports import EXPORT_BLOCKS, Export, Exports, heads_of
@@ -59,6 +60,7 @@ class SnapshotFeed:
 
     def __init__(self, codec: RecordCodec, sink: SnapshotSink, wall: Callable[[], float]) -> None:
         self.written = 0
+        self.bytes = 0
         self._codec = codec
         self._sink = sink
         self._wall = wall
@@ -67,6 +69,10 @@ class SnapshotFeed:
     @property
     def room(self) -> int:
         return (WAITING_BATCHES - len(self._batches)) * EXPORT_BLOCKS
+
+    @property
+    def goes_to(self) -> str:
+        return "snapshot"
 
     @property
     def is_empty(self) -> bool:
@@ -84,6 +90,7 @@ class SnapshotFeed:
         records = await anyio.to_thread.run_sync(self._sealed, batch)
         await self._sink.add(batch.shelf, records)
         self.written += len(records)
+        self.bytes += sum(len(record.data) for record in records)
 
     def _sealed(self, batch: Batch) -> list[Record]:
         now = self._wall()
@@ -104,6 +111,7 @@ class Snapshots:
         codec: RecordCodec,
         outside: Surroundings,
         loop: Edges,
+        counters: Counters,
     ) -> None:
         self._cache = cache
         self._exports = exports
@@ -111,6 +119,7 @@ class Snapshots:
         self._codec = codec
         self._outside = outside
         self._loop = loop
+        self._counters = counters
 
     async def write(self, sink: SnapshotSink, location: str, *, within: Prefix | None, tiers: bool) -> SnapshotReport:
         """Write everything, or the whole blocks of the prefix ``within``. ``tiers``: also what only local tiers have.
@@ -133,6 +142,7 @@ class Snapshots:
             with anyio.CancelScope(shield=True):
                 await sink.abandon()
             raise
+        self._counters.snapshot_at, self._counters.snapshot_bytes = self._outside.clock(), feed.bytes
         return SnapshotReport(location, blocks, device, len(known) - device)
 
     async def take_in(self, snapshot: Tier, erased: set[bytes]) -> int:
@@ -165,13 +175,13 @@ class Snapshots:
     async def _enlist(self, feed: SnapshotFeed, within: Prefix | None) -> set[BlockName]:
         """See that the cache as it is at the next step edge is copied, or a prefix of it. Returns the names."""
         wanted = None if within is None else frozenset(self._names_of(within))
-        found: set[BlockName] = set()
+        found, journal = set[BlockName](), self._outside.tracing.background
 
         def exported(run: ImageRun, indices: Sequence[int]) -> list[Export]:
             shelf, heads = run.namespace.shelf(), heads_of(run)
             chosen = [index for index in indices if wanted is None or heads[index].name in wanted]
             found.update(heads[index].name for index in chosen)
-            return [Export(run.ids[index], shelf, heads[index], run.meta, feed) for index in chosen]
+            return [Export(run.ids[index], shelf, heads[index], run.meta, feed, journal) for index in chosen]
 
         def begin() -> Enlistment:
             return Enlistment(self._cache.image(self._outside.wall()), self._exports, exported)

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..telemetry.logging import Logger
+from ..telemetry.tracing import Tracing
 
 
 class Surroundings(NamedTuple):
-    """Clocks and log of one engine."""
+    """Clocks, log and trace of one engine."""
 
     clock: Callable[[], float]
     """Seconds, monotonic: all intervals."""
     wall: Callable[[], float]
     """Seconds since the epoch: only for what outlives the process."""
     logger: Logger
+    tracing: Tracing

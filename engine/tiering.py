@@ -9,7 +9,6 @@ and before the engine closes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from collections.abc import Sequence as SequenceOf
 from typing import TypeVarTuple, Unpack
 
 import anyio
@@ -17,8 +16,11 @@ import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 
+from ..errors import describe
 from ..storage.manager.tier_manager import TierManager
 from ..storage.naming import TOKEN_BYTES, BlockName, Namespace, names_after
+from ..telemetry import names
+from ..telemetry.logging import FaultFields, fault_fields
 from .checkpoint import Checkpoint
 from .config import EngineConfig
 from .counters import RestoreStats, TransferStats
@@ -62,7 +64,7 @@ class Tiering:
         self.warming = warming
         self._cache = cache
         self._config = config
-        self._clock, self._wall, self._logger = outside
+        self._clock, self._wall, self._logger, self._tracing = outside
         self._evicted = TierSink(manager, "first")
         self._completed = TierSink(manager, "all")
         self._looking: set[int] = set()
@@ -78,10 +80,17 @@ class Tiering:
             forgotten (``restore_from_disk``) and is not.
         """
         self._is_open = True
-        await self.manager.open()
-        if not self._config.restore_from_disk:
-            await self.manager.clear()
-        self.warming.stored_blocks = self.manager.stored_blocks
+        if not self.manager.names:
+            return
+        with self._tracing.acting(names.RESTORE) as shown:
+            await self.manager.open()
+            if not self._config.restore_from_disk:
+                await self.manager.clear()
+            self.warming.stored_blocks = self.manager.stored_blocks
+            shown |= {names.KIND: "open", names.TIER: ",".join(self.manager.names)}
+            shown[names.BLOCKS] = self.manager.stored_blocks
+            if self.warming.refused is not None:
+                shown[names.REASON] = self.warming.refused
 
     async def run(self, loop: Edges, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """The tasks of the tiers: writers, loads, checkpoints, warming. Until cancelled."""
@@ -119,6 +128,8 @@ class Tiering:
     def evicted(self, run: EvictedRun) -> None:
         """Blocks left the tree and are free: see that what is worth it is copied out before the next step."""
         promised = self.exports.evicted(run.blocks, self._completed)
+        if not self.manager.names:
+            return
         if self._config.demotion == "selective" and not run.entry.hits:
             return
         shelf = run.namespace.shelf()
@@ -127,14 +138,14 @@ class Tiering:
             return
         heads, meta = heads_of(run), meta_of(run.entry, self._clock(), self._wall())
         self.exports.now(
-            Export(run.blocks[i], shelf, heads[i], meta, self._evicted)
+            Export(run.blocks[i], shelf, heads[i], meta, self._evicted, run.cause)
             for i in missing
             if run.blocks[i] not in promised
         )
 
-    def dropped(self, blocks: SequenceOf[int]) -> None:
+    def dropped(self, run: EvictedRun) -> None:
         """The contents of these blocks must not get into any tier."""
-        self.exports.dropped(blocks)
+        self.exports.dropped(run.blocks)
 
     # from the scheduler
 
@@ -156,10 +167,10 @@ class Tiering:
             return
         self._write_through(sequence, second_use=self._config.demotion == "selective")
 
-    def distrusted(self, namespace: Namespace, names: list[BlockName]) -> None:
+    def distrusted(self, namespace: Namespace, gone: list[BlockName]) -> None:
         """These blocks may be bad: tiers must not bring them back."""
-        if names:
-            self._spawn(self.manager.forget, namespace.shelf(), names)
+        if gone:
+            self._spawn(self.manager.forget, namespace.shelf(), gone)
 
     def preempted(self, sequence: Sequence) -> None:
         """The same for one that has to make room and comes back: what it computed is wanted again for certain."""
@@ -223,20 +234,20 @@ class Tiering:
             tokens = sequence.tokens[:-1].tobytes()
             size = self._cache.block_size
             if len(tokens) > NAMES_IN_LOOP * size * TOKEN_BYTES:
-                names = await anyio.to_thread.run_sync(names_after, shelf.namespace, tokens, size)
+                whole = await anyio.to_thread.run_sync(names_after, shelf.namespace, tokens, size)
             else:
-                names = names_after(shelf.namespace, tokens, size)
+                whole = names_after(shelf.namespace, tokens, size)
             async with anyio.create_task_group() as asking:
                 if self._config.promotion == "timeout":
                     asking.start_soon(self._wait_no_longer, sequence)
-                await self.manager.ask(shelf, names)
+                await self.manager.ask(shelf, whole)
                 asking.cancel_scope.cancel()
         finally:
             self._looking.discard(sequence.seq_id)
             self._loop.wake()
         await anyio.lowlevel.checkpoint()
         if sequence.is_outside:  # it has to wait: use the time
-            await self.manager.prefetch(shelf, names)
+            await self.manager.prefetch(shelf, whole)
 
     async def _wait_no_longer(self, sequence: Sequence) -> None:
         """The tiers may go on answering, and the breakers hear of it when they do not."""
@@ -257,8 +268,9 @@ class Tiering:
         """Run ``work``; what it raises is told, and costs nobody else anything."""
         try:
             await work(*args)
-        except Exception as error:  # a fault of the tiers must never end the engine
-            self._logger.error("work on the tiers failed", work=work.__qualname__, exc_info=error)
+        except Exception as error:  # noqa: BLE001  # a fault of the tiers must never end the engine
+            shown: FaultFields = {**fault_fields(error), "error": describe(error)}  # tiers never see a text
+            self._logger.error("work on the tiers failed", work=work.__qualname__, **shown)
 
     def _write_through(self, sequence: Sequence, *, second_use: bool) -> None:
         node = sequence.node
@@ -272,4 +284,6 @@ class Tiering:
             if second_use and not run.entry.hits:
                 continue
             heads, meta = heads_of(run), meta_of(run.entry, self._clock(), self._wall())
-            self.exports.later(Export(run.blocks[i], shelf, heads[i], meta, self._completed) for i in missing)
+            self.exports.later(
+                Export(run.blocks[i], shelf, heads[i], meta, self._completed, sequence.track) for i in missing
+            )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from enum import StrEnum
 
 import anyio
@@ -18,9 +19,11 @@ import anyio.to_thread
 from ..storage.base import Listed
 from ..storage.manager.tier_manager import LoadOutcome, TierManager
 from ..storage.naming import BlockName, Namespace
+from ..telemetry import names
 from .edges import Edges
 from .kv import CacheManager, Sequence
 from .loading import Loads
+from .surroundings import Surroundings
 
 
 class Readiness(StrEnum):
@@ -43,7 +46,7 @@ class Warming:
         budget_blocks: int,
         new_id: Callable[[], int],
         refused: str | None,
-        wall: Callable[[], float],
+        outside: Surroundings,
     ) -> None:
         self.readiness = Readiness.READY
         self.stored_blocks = 0
@@ -57,7 +60,7 @@ class Warming:
         self._loads = loads
         self._namespace = namespace
         self._budget = budget_blocks
-        self._wall = wall
+        _, self._wall, _, self._tracing = outside
         self._new_id = new_id
         self._under_way: tuple[Sequence, anyio.Event] | None = None
 
@@ -74,11 +77,22 @@ class Warming:
         self.readiness = Readiness.WARMING
         self.planned_blocks = sum(new for _, new in paths)
         try:
-            for path, _ in paths:
-                if not await self._warm(path, loop):
-                    break
+            with self._shown():
+                for path, _ in paths:
+                    if not await self._warm(path, loop):
+                        break
         finally:
             self.readiness = Readiness.READY
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """A span of the whole; the copies have their own."""
+        with self._tracing.acting(names.RESTORE) as shown:
+            shown[names.KIND] = "warming"
+            try:
+                yield
+            finally:  # closing the engine cuts it short
+                shown[names.BLOCKS] = self.warmed_blocks
 
     def gives_way(self, needed: Sequence | None = None) -> bool:
         """Give up what is being warmed, because a request needs its blocks, or waits for the sequence ``needed``. False
@@ -104,12 +118,13 @@ class Warming:
     def _begin(self, path: SequenceOf[Listed], done: anyio.Event) -> bool:
         tokens = array("i", b"".join(each.head.tokens for each in path))
         sequence = Sequence(self._new_id(), tokens, self._namespace, block_size=self._cache.block_size)
+        sequence.track = self._tracing.background
         if self._cache.pool.free < len(path):
             return False
-        admission = self._cache.try_admit(sequence, resumed=True)
+        admission = self._cache.try_admit(sequence, resumed=True, used=False)
         if admission is None:
             return False
-        self._cache.forgo_copy(sequence, admission.copies)
+        self._cache.forgo_copy(sequence, admission.copies, used=False)
 
         def finished(outcome: LoadOutcome) -> None:
             self._under_way = None
@@ -117,10 +132,10 @@ class Warming:
             self._cache.finish(sequence)
             done.set()
 
-        names = self._loads.worthwhile(sequence, whole=True)
-        if names:
+        wanted = self._loads.worthwhile(sequence, whole=True)
+        if wanted:
             self._under_way = sequence, done
-            self._loads.begin(sequence, names, finished, is_use=False)
+            self._loads.begin(sequence, wanted, finished, is_use=False)
         else:  # it is on the device already, or computing it is faster
             finished(LoadOutcome(0, "complete"))
         return True

@@ -5,7 +5,6 @@ from .block_pool import Block, BlockPool
 from .block_table import BlockTable
 from .cache_manager import Admission, CacheManager
 from .census import Census
-from .eviction import EvictionHook
 from .explain import DeviceExplanation, EvictedBefore, Relative
 from .image import ImageRun, meta_of, most_valuable
 from .leases import Lease
@@ -14,6 +13,7 @@ from .retention import Retention
 from .runs import CachedRun, EvictedRun
 from .sequence import Sequence, encode_tokens
 from .stats import CacheStats
+from .watching import EvictionHook
 
 __all__ = [
     "Admission",

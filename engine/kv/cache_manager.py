@@ -16,6 +16,8 @@ from ...errors import CacheMisuse, OutOfBlocks
 from ...policies.eviction.base import EvictionPolicy
 from ...storage.base import Meta
 from ...storage.naming import BlockName, names_after
+from ...telemetry import names
+from ...telemetry.record import NO_TRACK, Track
 from .census import Census, take_census
 from .control import CacheControl
 from .cost import CostModel
@@ -51,14 +53,19 @@ class CacheManager(CacheControl):
         clock: Callable[[], float],
         on_fault: Callable[[str, BaseException | str], None],
         sharing: bool = True,
+        background: Track = NO_TRACK,
     ) -> None:
-        """``on_fault(where, error)`` hears of every breach of contract by the policy or the hook."""
-        super().__init__(num_blocks, block_size, policy, clock=clock, on_fault=on_fault)
+        """``on_fault(where, error)`` hears of every breach of contract by the policy or the hook. ``background``: where
+        is noted what no request caused.
+        """
+        super().__init__(num_blocks, block_size, policy, clock=clock, on_fault=on_fault, background=background)
         self.cost = CostModel()
         self._sharing = sharing
         self._in_flight = InFlight(block_size)
         self._sequences: dict[int, Sequence] = {}
-        self._publisher = Publisher(self.pool, self.tree, self._in_flight, self.cost, self._counts, clock)
+        self._publisher = Publisher(
+            self.pool, self.tree, self._in_flight, self.cost, self._counts, self._watchers, clock
+        )
 
     # a sequence's way through
 
@@ -75,13 +82,20 @@ class CacheManager(CacheControl):
         return self._in_flight.producer(sequence.namespace, key, len(found))
 
     def try_admit(
-        self, sequence: Sequence, *, headroom: int = 0, reuse: bool = True, resumed: bool = False
+        self,
+        sequence: Sequence,
+        *,
+        headroom: int = 0,
+        reuse: bool = True,
+        resumed: bool = False,
+        used: bool = True,
     ) -> Admission | None:
         """Take every block that the tokens of ``sequence`` need, or nothing.
 
         ``headroom``: blocks that must be left over. ``reuse=False`` computes everything afresh (it is published all the
-        same). ``resumed``: the sequence was here before, so what it finds does not count as a hit. ``None`` means: not
-        now; nothing has changed.
+        same). ``resumed``: the sequence was here before, so what it finds does not count as a hit. ``used``: it is a
+        request; otherwise, when a cache is restored, what it finds is not counted at all. ``None`` means: not now;
+        nothing has changed.
 
         :raises CacheMisuse: when the sequence holds blocks, is finished, has another block size, or its id is taken.
         """
@@ -103,7 +117,7 @@ class CacheManager(CacheControl):
             copies = self._take(sequence, match, needed)
         except OutOfBlocks:  # what was evicted is still in transfer
             return None
-        self._count_admission(sequence, match, resumed)
+        self._count_admission(sequence, match, resumed=resumed, used=used)
         return Admission(sequence.computed, copies)
 
     def admit(self, sequence: Sequence, *, headroom: int = 0) -> Admission:
@@ -170,7 +184,7 @@ class CacheManager(CacheControl):
             self.tree.lock(sequence.node)
         child.state, child.node, child.table = State.ADMITTED, sequence.node, sequence.table.fork()
         child.computed, child.publish_at = sequence.computed, sequence.publish_at
-        child.retained_since = sequence.retained_since
+        child.retained_since, child.track = sequence.retained_since, sequence.track
         sequence.writable = child.writable = sequence.computed
         self._sequences[seq_id] = child
         return child
@@ -185,19 +199,19 @@ class CacheManager(CacheControl):
     def discard(self, sequence: Sequence) -> list[BlockName]:
         """As ``finish``, for a sequence whose K and V cannot be trusted: what it published and nobody else holds goes.
 
-        Returns the names of what went, for tiers that may have copies; none when there is no hook.
+        Returns the names of what went, for tiers that may have copies; none when nobody reads names.
 
         :raises CacheMisuse: when it is not admitted.
         """
-        node, names = sequence.node, list[BlockName]()
+        node, gone = sequence.node, list[BlockName]()
         self._leave(sequence, State.FINISHED)
         while node is not None and node in self.tree.candidates:
             above = node.parent
-            if self._evictor.hook is not None:
-                names += names_of(node)
-            self._evictor.drop(node, "distrust")
+            if self._watchers.of_names:
+                gone += names_of(node)
+            self._evictor.drop(node, "distrust", sequence.track)
             node = above
-        return names
+        return gone
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the blocks back; the sequence keeps its tokens and can be admitted again.
@@ -223,9 +237,13 @@ class CacheManager(CacheControl):
         tokens = sequence.tokens[start : max(limit_tokens, start)].tobytes()
         return names_after(end_name(sequence.node), tokens, self.block_size)
 
-    def forgo_copy(self, sequence: Sequence, copies: Copies) -> None:
+    def keep_copy(self, sequence: Sequence, copies: Copies) -> None:
+        """The next step makes these ``copies`` of the part of a block that the admission of ``sequence`` found."""
+        self._note_copies(sequence, len(copies), "partial")
+
+    def forgo_copy(self, sequence: Sequence, copies: Copies, *, used: bool = True) -> None:
         """Give up the part of a block that the admission of ``sequence`` found: that block is loaded as a whole. Its
-        ``copies`` were not made.
+        ``copies`` were not made. ``used``: as it was admitted.
         """
         if not copies:
             return
@@ -233,7 +251,8 @@ class CacheManager(CacheControl):
         border = sequence.table.shared * self.block_size
         tokens, sequence.computed = sequence.computed - border, border
         self._counts.partial_copies -= len(copies)
-        self._count_found(sequence, -tokens, -(not border))
+        if used:
+            self._count_found(sequence, -tokens, -(not border))
 
     def loaded(
         self,
@@ -264,7 +283,7 @@ class CacheManager(CacheControl):
         self._counts.loaded_blocks += len(metas)
         self._counts.loaded_tokens += end - start
         if used:
-            self._counts.tier_hit_tokens += 0 if sequence.resumed else end - start
+            self._counts.tier_hit_tokens[tier] += 0 if sequence.resumed else end - start
             self._count_found(sequence, end - start, not start)
         sequence.computed = end
         source = TierCost(tier, reload_seconds)
@@ -296,9 +315,9 @@ class CacheManager(CacheControl):
         """The longest cached prefix that leaves at least the last token to compute."""
         return self.tree.match(sequence.namespace, sequence.tokens.tobytes(), len(sequence.tokens) - 1)
 
-    def _allocate(self, count: int, after: int = -1) -> array[int]:
+    def _allocate(self, count: int, cause: Track, after: int = -1) -> array[int]:
         if count > self.pool.free:
-            self._evictor.evict(count - self.pool.free, "allocate")
+            self._evictor.evict(count - self.pool.free, "allocate", cause)
         return self.pool.allocate(count, after)
 
     def _take(self, sequence: Sequence, match: Match, needed: int) -> Copies:
@@ -309,7 +328,7 @@ class CacheManager(CacheControl):
         if copying:
             self.pool.pin(match.partial_block)
         try:
-            fresh = self._allocate(needed, after=shared[-1] if shared else -1)
+            fresh = self._allocate(needed, sequence.track, after=shared[-1] if shared else -1)
         except OutOfBlocks:
             if copying:
                 self.pool.unpin(match.partial_block)
@@ -329,10 +348,14 @@ class CacheManager(CacheControl):
             sequence.publish_at = NEVER
         return ((match.partial_block, fresh[0]),) if copying else ()
 
-    def _count_admission(self, sequence: Sequence, match: Match, resumed: bool) -> None:
+    def _count_admission(self, sequence: Sequence, match: Match, *, resumed: bool, used: bool) -> None:
         self._counts.partial_copies += match.partial_tokens > 0
+        if sequence.track.origin is not None and sequence.node is not None:
+            for node in self.tree.path(sequence.node):
+                node.owner = sequence.track.origin
         sequence.resumed = resumed
-        self._count_found(sequence, sequence.computed, sequence.computed > 0)
+        if used:
+            self._count_found(sequence, sequence.computed, sequence.computed > 0)
         if sequence.retention:
             sequence.retained_since = self._clock()
             self._publisher.retain(sequence, 0)
@@ -340,7 +363,7 @@ class CacheManager(CacheControl):
             return
         self._counts.prefix_query_tokens += len(sequence.tokens)
         if match.ids and sequence.node is not None:
-            self.tree.count_hit(sequence.node)
+            self.tree.count_hit(sequence.node, self.residency)
         if len(self._ghosts):
             self._recall(sequence)
 
@@ -358,6 +381,7 @@ class CacheManager(CacheControl):
         now = self._clock()
         idle = self._ghosts.recall(sequence.namespace, depth, block, now)
         if idle is not None:
+            self.residency.wanted_gap.observe(idle)
             self.policy.on_ghost_hit(depth, idle, now)
 
     def _make_writable(self, sequence: Sequence, end: int) -> Copies:
@@ -365,11 +389,11 @@ class CacheManager(CacheControl):
         blocks = sequence.table.blocks
         first, last, owned = sequence.computed // self.block_size, self.blocks_for(end), len(blocks)
         if first == owned:  # the common case: nothing written yet, so nothing shared
-            blocks += self._allocate(last - owned, after=blocks[-1])
+            blocks += self._allocate(last - owned, sequence.track, after=blocks[-1])
             sequence.writable = last * self.block_size
             return ()
         shared = [i for i in range(first, min(last, owned)) if self.pool.references(blocks[i]) > 1]
-        fresh = self._allocate(len(shared) + max(last - owned, 0), after=blocks[-1])
+        fresh = self._allocate(len(shared) + max(last - owned, 0), sequence.track, after=blocks[-1])
         copies = []
         for index, own in zip(shared, fresh, strict=False):
             if index * self.block_size < sequence.computed:  # it has rows that this sequence needs
@@ -380,7 +404,14 @@ class CacheManager(CacheControl):
         blocks += fresh[len(shared) :]
         sequence.writable = last * self.block_size
         self._counts.cow_forks += len(copies)
+        self._note_copies(sequence, len(copies), "fork")
         return tuple(copies)
+
+    def _note_copies(self, sequence: Sequence, blocks: int, kind: str) -> None:
+        """The copies themselves are made by the next step, before it writes."""
+        if blocks and sequence.track.is_on:
+            now = self._clock()
+            sequence.track.act(names.COW_FORK, now, now, {names.BLOCKS: blocks, names.KIND: kind, names.TIER: "device"})
 
     def _leave(self, sequence: Sequence, state: State) -> None:
         sequence.require(State.ADMITTED)

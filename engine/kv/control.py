@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from ...errors import InvalidRequest
 from ...policies.eviction.base import EvictionPolicy
 from ...storage.naming import BlockName, Namespace
+from ...telemetry.record import NO_TRACK, Track
 from .block_pool import BlockPool
 from .containment import ContainedPolicy
-from .eviction import EvictionHook, Evictor
+from .eviction import Evictor
 from .explain import DeviceExplanation, explain
 from .forget import region
 from .ghosts import Ghosts
@@ -22,9 +23,11 @@ from .leases import Lease, Leases
 from .names import names_of
 from .node import Node
 from .prefix_tree import PrefixTree
+from .residency import Residency
 from .retention import Span, raise_path
-from .runs import CachedRun, runs_above
+from .runs import CachedRun, runs_above, tail_run
 from .stats import CacheCounts, CacheStats
+from .watching import EvictionHook, PublicationHook, Watchers
 
 
 class CacheControl:
@@ -38,20 +41,46 @@ class CacheControl:
         *,
         clock: Callable[[], float],
         on_fault: Callable[[str, BaseException | str], None],
+        background: Track = NO_TRACK,
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, block_size)
         self.policy = ContainedPolicy(policy, on_fault)
         self.tree = PrefixTree(block_size, self.policy, clock)
         self._clock = clock
+        self.residency = Residency()
         self._ghosts = Ghosts(bound=num_blocks)
-        self._evictor = Evictor(self.pool, self.tree, self.policy, clock=clock, ghosts=self._ghosts)
+        self._watchers = Watchers(self.policy.report)
+        self._evictor = Evictor(
+            self.pool,
+            self.tree,
+            self.policy,
+            watchers=self._watchers,
+            clock=clock,
+            ghosts=self._ghosts,
+            residency=self.residency,
+            background=background,
+        )
         self._counts = CacheCounts()
         self._leases = Leases(self.tree, most_blocks=num_blocks // 2)
 
-    def watch(self, hook: EvictionHook) -> None:
-        """From now on ``hook`` hears of every block that leaves the cache; there is one at most."""
-        self._evictor.hook = hook
+    # watching
+
+    def watch(self, hook: EvictionHook, *, names: bool = True) -> None:
+        """From now on ``hook`` hears of every block that leaves the cache. ``names``: whether it reads their names."""
+        self._watchers.add(hook, names=names)
+
+    def unwatch(self, hook: EvictionHook) -> None:
+        """No longer. Idempotent."""
+        self._watchers.remove(hook)
+
+    def watch_publication(self, hook: PublicationHook) -> None:
+        """From now on ``hook`` hears of every block that enters the cache."""
+        self._watchers.add_publication(hook)
+
+    def unwatch_publication(self, hook: PublicationHook) -> None:
+        """No longer. Idempotent."""
+        self._watchers.remove_publication(hook)
 
     # room
 
@@ -144,7 +173,8 @@ class CacheControl:
             prefix_hits=counts.prefix_hits,
             prefix_hit_tokens=counts.prefix_hit_tokens,
             prefix_query_tokens=counts.prefix_query_tokens,
-            tier_hit_tokens=counts.tier_hit_tokens,
+            tier_hit_tokens=counts.tier_hit_tokens.total(),
+            hit_tokens_by_tier=dict(counts.tier_hit_tokens),
             resume_hit_tokens=counts.resume_hit_tokens,
             loaded_blocks=counts.loaded_blocks,
             loaded_tokens=counts.loaded_tokens,
@@ -153,8 +183,9 @@ class CacheControl:
             duplicates_freed=counts.duplicates_freed,
             evicted_then_wanted=self._ghosts.hits,
             evicted_then_wanted_seconds=self._ghosts.gap_seconds,
+            policy=type(self.policy.policy).__name__,
             policy_faults=self.policy.faults,
-            hook_faults=self._evictor.hook_faults,
+            hook_faults=self._watchers.faults,
             free=self.pool.free,
             idle=self.tree.idle_blocks,
             pinned=self._leases.blocks,
@@ -178,6 +209,10 @@ class CacheControl:
     def runs_above(self, node: Node) -> Iterator[CachedRun]:
         """The cached path that ends at ``node``, an edge at a time, from there up. Valid until the tree changes."""
         return runs_above(self.tree, node)
+
+    def runs(self) -> Iterator[CachedRun]:
+        """All that is cached, an edge at a time, parents first; names all of it. Valid until the tree changes."""
+        return (tail_run(node, len(node.ids)) for node in self.tree.nodes())
 
     # inside
 

@@ -1,35 +1,39 @@
-"""Eviction: asks the policy whom, takes the blocks out of the tree, shows them to the tiers' hook, frees them."""
+"""Eviction: asks the policy whom, takes the blocks out of the tree, shows them to those who watch, frees them."""
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
 
+from ...telemetry import names
+from ...telemetry.record import MOST_LINKS, Link, Origin, Track, Value
 from .block_pool import BlockPool
 from .containment import ContainedPolicy
 from .ghosts import Ghost, Ghosts
 from .node import Node
 from .prefix_tree import PrefixTree
+from .residency import Residency
 from .runs import EvictedRun, tail_run
+from .watching import Watchers
 
-_Told = TypeVar("_Told")
 
+class EvictionNote:
+    """What one eviction took from whom, for a trace."""
 
-class EvictionHook(Protocol):
-    """The seam for storage tiers. Neither method may block; what they raise is counted and reported.
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.blocks = self.victims = 0
+        self._owners: dict[tuple[int, int], Origin] = {}  # by what identifies a span: an origin itself has no hash
 
-    Blocks that left the cache are free at once: whoever wants their contents copies them before the next step writes.
-    """
+    def add(self, node: Node, blocks: int) -> None:
+        self.blocks += blocks
+        self.victims += 1
+        if node.owner is not None and len(self._owners) < MOST_LINKS:
+            self._owners[node.owner.trace_id, node.owner.span_id] = node.owner
 
-    def evicted(self, run: EvictedRun) -> None:
-        """``run`` is about to leave the tree for want of room."""
-
-    def dropped(self, blocks: array[int]) -> None:
-        """These ids left the tree because their contents are bad or were to be forgotten: a copy that is still to be
-        made of them must not be made.
-        """
+    def links(self) -> list[Link]:
+        """To the requests that used the victims last."""
+        return [Link(owner, "victim_owner") for owner in self._owners.values()]
 
 
 class Evictor:
@@ -41,41 +45,59 @@ class Evictor:
         tree: PrefixTree,
         policy: ContainedPolicy,
         *,
+        watchers: Watchers,
         clock: Callable[[], float],
         ghosts: Ghosts,
+        residency: Residency,
+        background: Track,
     ) -> None:
-        self.hook: EvictionHook | None = None
-        self.hook_faults = 0
+        """``background``: where evictions are noted that no request caused."""
         self.policy = policy
         self.evicted: Counter[str] = Counter()
         """Blocks evicted, by reason."""
         self._pool = pool
         self._tree = tree
+        self._watchers = watchers
         self._clock = clock
         self._ghosts = ghosts
+        self._residency = residency
         self._policy_name = type(policy.policy).__name__
+        self._background = background
 
-    def evict(self, count: int, reason: str) -> int:
+    def evict(self, count: int, reason: str, cause: Track | None = None) -> int:
         """Evict until ``count`` blocks have come free or no candidate is left; returns how many came free.
 
         Blocks from which a copy is still read leave the cache but come free later; more are evicted in their place. A
-        ``count`` of zero or less evicts nothing.
+        ``count`` of zero or less evicts nothing. ``cause``: of the request that wants the room, if one does.
         """
         if count <= 0:
             return 0
+        track = cause or self._background
+        note = EvictionNote(self._clock()) if track.is_on else None
         goal = self._pool.free + count
         for node in self._victims(count):
-            self._evict_tail(node, min(goal - self._pool.free, len(node.ids)), reason)
+            part = min(goal - self._pool.free, len(node.ids))
+            if note is not None:
+                note.add(node, part)
+            self._evict_tail(node, part, reason, track)
             if self._pool.free >= goal:
                 break
+        if note is not None:
+            self._write(note, track, reason)
         return self._pool.free - goal + count
 
-    def drop(self, node: Node, reason: str) -> None:
+    def drop(self, node: Node, reason: str, cause: Track | None = None) -> None:
         """Take a whole candidate out of the cache whose contents are bad or to be forgotten."""
+        track = cause or self._background
+        if track.is_on:
+            note = EvictionNote(self._clock())
+            note.add(node, len(node.ids))
+            self._write(note, track, reason)
+        run = self._run(node, len(node.ids), reason, track)
         ids, _ = self._tree.cut_tail(node, len(node.ids))
         self.evicted[reason] += len(ids)
-        if self.hook is not None:
-            self._tell(self.hook.dropped, ids)
+        if run is not None:
+            self._watchers.dropped(run)
         self._pool.release(ids)
 
     def _victims(self, count: int) -> Iterator[Node]:
@@ -93,19 +115,25 @@ class Evictor:
         while self._tree.candidates:
             yield min(self._tree.candidates, key=lambda node: (node.keep.priority, node.last_use))
 
-    def _evict_tail(self, node: Node, count: int, reason: str) -> None:
-        run = tail_run(node, count, reason) if self.hook is not None else None  # names cost: only for who needs them
+    def _write(self, note: EvictionNote, track: Track, reason: str) -> None:
+        if note.blocks:
+            why: dict[str, Value] = {names.REASON: reason, names.POLICY: self._policy_name, names.TIER: "device"}
+            shown = {**why, names.BLOCKS: note.blocks, names.VICTIMS: note.victims}
+            track.act(names.EVICT, note.began, self._clock(), shown, note.links())
+
+    def _evict_tail(self, node: Node, count: int, reason: str, cause: Track) -> None:
+        run = self._run(node, count, reason, cause)
+        now = self._clock()
+        self._residency.evicted(count, node.insert_time, node.last_use, now)
         ids, tokens = self._tree.cut_tail(node, count)
         self.evicted[reason] += count
-        ghost = Ghost(self._clock(), reason, self._policy_name)
+        ghost = Ghost(now, reason, self._policy_name)
         self._ghosts.remember(node.namespace, node.end, tokens[: len(tokens) // count], ghost)
-        if self.hook is not None and run is not None:
-            self._tell(self.hook.evicted, run)
+        if run is not None:
+            self._watchers.evicted(run)
         self._pool.release(ids)
 
-    def _tell(self, event: Callable[[_Told], None], what: _Told) -> None:
-        try:
-            event(what)
-        except Exception as error:  # noqa: BLE001  # a tier's fault is a miss later, never a failed allocation now
-            self.hook_faults += 1
-            self.policy.report("eviction hook", error)
+    def _run(self, node: Node, count: int, reason: str, cause: Track) -> EvictedRun | None:
+        """What is going to be told of the last ``count`` blocks of ``node``, if anybody listens."""
+        watchers = self._watchers
+        return tail_run(node, count, reason, cause, named=watchers.of_names) if watchers.of_leaving else None

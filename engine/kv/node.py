@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ...policies.eviction.base import Entry
 from ...storage.naming import Namespace
+from ...telemetry.record import Origin
 from .keep import PLAIN, Keep
 
 
@@ -29,7 +30,7 @@ class Node(Entry):
     What it inherits is shown to policies and never relied on: a policy that writes there spoils its own view only.
     """
 
-    __slots__ = ("children", "end", "ids", "keep", "keys", "locks", "names", "namespace", "parent", "tokens")
+    __slots__ = ("children", "end", "ids", "keep", "keys", "locks", "names", "namespace", "owner", "parent", "tokens")
 
     def __init__(
         self, namespace: Namespace, parent: Node | None, tokens: bytearray, ids: array[int], now: float
@@ -44,6 +45,7 @@ class Node(Entry):
         self.locks = 0
         self.end = 0  # tokens from the start of the prompt to the end of the edge
         self.keep = PLAIN
+        self.owner: Origin | None = None  # span of the request that used it last, if that was traced
         self.names = bytearray()  # of its first blocks, as far as anybody asked; of a root: what its children follow
 
     def show(self) -> None:

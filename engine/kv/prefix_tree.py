@@ -24,6 +24,7 @@ from ...storage.naming import NAME_BYTES, TOKEN_BYTES, Namespace
 from .expiries import Expiries
 from .keep import PLAIN, Keep
 from .node import Node, Traits
+from .residency import Residency
 
 
 class Match(NamedTuple):
@@ -121,12 +122,14 @@ class PrefixTree:
         self.lock(node)
         return node
 
-    def count_hit(self, node: Node) -> None:
-        """Note that an admission reused the path down to ``node``."""
+    def count_hit(self, node: Node, residency: Residency | None = None) -> None:
+        """Note that an admission reused the path down to ``node``, also in ``residency``."""
         now = self._clock()
         part = node
         while part.parent is not None:
             self.observer.on_hit(part, now)
+            if residency is not None:
+                residency.reused(part.last_use, now)
             part.last_use = now
             part.hits += 1
             part = part.parent
@@ -190,6 +193,7 @@ class PrefixTree:
         upper.last_use, upper.hits, upper.recompute_seconds = node.last_use, node.hits, node.recompute_seconds
         upper.reload_seconds, upper.reload_tier = node.reload_seconds, node.reload_tier
         upper.tenant, upper.locks, upper.names = node.tenant, node.locks, node.names[:named]
+        upper.owner = node.owner
         if node.parent is not None:
             node.parent.children[bytes(node.tokens[: self._block_bytes])] = upper
         del node.tokens[:cut]

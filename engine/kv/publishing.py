@@ -8,6 +8,7 @@ from collections.abc import Sequence as SequenceOf
 
 from ...errors import CacheMisuse
 from ...storage.base import Meta
+from ...telemetry.record import Origin
 from .block_pool import BlockPool
 from .cost import CostModel
 from .in_flight import InFlight
@@ -16,8 +17,10 @@ from .loads import Run, TierCost, arrivals, runs
 from .node import Node, Traits
 from .prefix_tree import PrefixTree
 from .retention import Span, raise_path, spans
+from .runs import last_runs
 from .sequence import Sequence
 from .stats import CacheCounts
+from .watching import Watchers
 
 
 class Publisher:
@@ -30,6 +33,7 @@ class Publisher:
         in_flight: InFlight,
         cost: CostModel,
         counts: CacheCounts,
+        watchers: Watchers,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
@@ -37,6 +41,7 @@ class Publisher:
         self._in_flight = in_flight
         self._cost = cost
         self._counts = counts
+        self._watchers = watchers
         self._clock = clock
         self._plain = Traits(0.0)  # of what was computed and nobody wants to be kept otherwise
 
@@ -91,10 +96,21 @@ class Publisher:
             self._pool.release(own[: len(known)])
             table.blocks[shared : shared + len(known)] = known
             self._counts.duplicates_freed += len(known)
+        if (origin := sequence.track.origin) is not None:
+            self._own(sequence.node, shared * size, origin)
+        if self._watchers.of_entering and len(known) < len(own):
+            self._watchers.published(last_runs(self._tree, sequence.node, len(own) - len(known)))
         table.shared = full
         sequence.publish_at = (full + 1) * size
         if sequence.in_flight_key is not None:
             self._in_flight.watch(sequence)
+
+    def _own(self, node: Node, above: int, origin: Origin) -> None:
+        """The path that ends at ``node``, down from ``above`` tokens, was last used by the request ``origin``."""
+        for part in self._tree.path(node):
+            if part.end <= above:
+                break
+            part.owner = origin
 
     def _publish_parts(
         self, node: Node, tokens: bytes, ids: array[int], parts: SequenceOf[Run]

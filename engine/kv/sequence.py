@@ -9,6 +9,7 @@ from enum import Enum
 
 from ...errors import CacheMisuse, InvalidRequest
 from ...storage.naming import Namespace
+from ...telemetry.record import NO_TRACK
 from .block_table import BlockTable
 from .node import Node
 from .retention import Retention
@@ -45,6 +46,7 @@ class Sequence:
         "state",
         "table",
         "tokens",
+        "track",
         "writable",
     )
 
@@ -78,6 +80,7 @@ class Sequence:
         self.in_flight_key: tuple[Namespace, int, bytes] | None = None
         self.resumed = False  # at its last admission
         self.retained_since = 0.0  # when it was admitted: what ``retention`` counts from
+        self.track = NO_TRACK  # where what is done for it is noted
         self.prefill_seconds = 0.0  # measured time of its blocks that are computed and not yet published
 
     def __repr__(self) -> str:

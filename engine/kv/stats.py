@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
 @dataclass(slots=True)
 class CacheCounts:
-    """The counters of a cache manager. The same names mean the same in :class:`CacheStats`."""
+    """The counters of a cache manager. The same names mean the same in :class:`CacheStats`, summed up there."""
 
     prefix_hits: int = 0
     prefix_hit_tokens: int = 0
     prefix_query_tokens: int = 0
-    tier_hit_tokens: int = 0
+    tier_hit_tokens: Counter[str] = field(default_factory=Counter)
+    """By tier."""
     resume_hit_tokens: int = 0
     loaded_blocks: int = 0
     loaded_tokens: int = 0
@@ -36,6 +38,8 @@ class CacheStats(NamedTuple):
     """Tokens of all first admissions: hits / queries is the hit rate of any span of time."""
     tier_hit_tokens: int
     """The part of ``prefix_hit_tokens`` that was loaded; the rest was on the device."""
+    hit_tokens_by_tier: dict[str, int]
+    """The same by tier."""
     resume_hit_tokens: int
     """Tokens that a preempted sequence found again, on the device or in a tier; not in the four above."""
     loaded_blocks: int
@@ -50,6 +54,8 @@ class CacheStats(NamedTuple):
     evicted_then_wanted: int
     evicted_then_wanted_seconds: float
     """Sum of the gaps."""
+    policy: str
+    """Class of the eviction policy."""
     policy_faults: int
     hook_faults: int
     """Errors of the eviction hook."""

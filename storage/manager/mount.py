@@ -11,7 +11,11 @@ from typing import NamedTuple, TypeVar
 import anyio
 
 from ...errors import StorageError, describe
+from ...telemetry import names
+from ...telemetry.catalogue import TIER_READ_SECONDS, TIER_WRITE_SECONDS
+from ...telemetry.histogram import Histogram
 from ...telemetry.logging import Logger, RateLimited
+from ...telemetry.record import NOTHING, Attributes, Track
 from ..base import Meta, Record, Stored, Tier, TierStats
 from ..naming import NAME_BYTES, BlockName, Shelf
 from .bounded_call import Calls, Overdue
@@ -21,6 +25,7 @@ from .remembered import Remembered
 from .report import Counters, TierReport
 from .settings import ManagerSettings
 from .verification import as_count, as_flags, as_nothing, as_spilled, as_stored
+from .watching import TierWatcher, Witness
 from .write_queue import WriteQueue
 
 T = TypeVar("T")
@@ -49,6 +54,7 @@ class Surroundings:
     clock: Callable[[], float]
     logger: Logger
     limited: RateLimited
+    journal: Track
 
 
 class Answer(NamedTuple):
@@ -83,6 +89,9 @@ class Mount:
         self.queue = WriteQueue(settings.queue_bytes, around.record_bytes)
         self.remembered = Remembered()
         self.counters = Counters()
+        self.read_seconds = Histogram(TIER_READ_SECONDS.bounds)
+        self.write_seconds = Histogram(TIER_WRITE_SECONDS.bounds)
+        self.witness: Witness | None = None
         self.writing = anyio.Lock()
         """Held while something is written or erased."""
         self.revoked: list[Revoked] = []
@@ -130,6 +139,16 @@ class Mount:
         """Whether the tier itself says at once that it has it; what it said earlier does not count."""
         return bool(self._peek(shelf, (name,)))
 
+    def watch(self, watcher: TierWatcher | None) -> None:
+        """Tell ``watcher`` from now on what enters and leaves."""
+        self.witness = None
+        if watcher is not None:
+            self.witness = Witness(self.name, watcher, has=self._has, stats=self._stats)
+
+    def _has(self, shelf: Shelf, name: BlockName) -> bool | None:
+        there = self._peek(shelf, (name,))
+        return None if there is None else there > 0
+
     def _peek(self, shelf: Shelf, names: Sequence[BlockName]) -> int | None:
         try:
             answer = self.tier.peek(shelf, names)
@@ -159,10 +178,14 @@ class Mount:
             self.counters.gets += 1
             stored = await self.call("get", lambda: self.tier.get(shelf, list(names)), check, gate=self.reads)
             seconds = self._around.clock() - started
+        self.read_seconds.observe(seconds)
         there = [item is not None for item in stored]
         self.counters.hits += sum(there)
         if self.asks:
             self.remembered.note(shelf, names, there)
+        if self.witness is not None and not all(there):
+            missing = [name for name, found in zip(names, there, strict=True) if not found]
+            self.witness.removed(shelf, missing)
         return Answer(stored, seconds)
 
     async def put(self, shelf: Shelf, records: Sequence[Record]) -> list[bool]:
@@ -170,19 +193,40 @@ class Mount:
 
         :raises StorageError: when it keeps none because of a fault.
         """
-        names = [record.head.name for record in records]
-        late = partial(self._ended_late, self.erasures, shelf, names)
+        put = [record.head.name for record in records]
+        late = partial(self._ended_late, self.erasures, shelf, put)
         started = self._around.clock()
         self.counters.puts += 1
-        kept = await self.call(
-            "put", lambda: self.tier.put(shelf, list(records)), self._kept(len(records)), gate=self.writes, late=late
-        )
-        self.counters.put_seconds += self._around.clock() - started
+        try:
+            kept = await self.call(
+                "put",
+                lambda: self.tier.put(shelf, list(records)),
+                self._kept(len(records)),
+                gate=self.writes,
+                late=late,
+            )
+        except StorageError as error:
+            self._note_put(started, 0, {names.ERROR_TYPE: type(error.__cause__ or error).__name__})
+            raise
+        self._note_put(started, sum(kept), NOTHING)
+        seconds = self._around.clock() - started
+        self.write_seconds.observe(seconds)
+        self.counters.put_seconds += seconds
         self.counters.put_blocks += sum(kept)
         self.counters.put_bytes += sum(kept) * self._around.record_bytes
         if self.asks:
-            self.remembered.note(shelf, names, kept)
+            self.remembered.note(shelf, put, kept)
+        if self.witness is not None and any(kept):
+            heads = [record.head for record, there in zip(records, kept, strict=True) if there]
+            self.witness.stored(shelf, heads)
         return kept
+
+    def _note_put(self, began: float, blocks: int, more: Attributes) -> None:
+        journal = self._around.journal
+        if journal.is_on:
+            size = blocks * self._around.record_bytes
+            shown = {names.TIER: self.name, names.BLOCKS: blocks, names.BYTES: size, **more}
+            journal.act(names.PERSIST, began, self._around.clock(), shown)
 
     def _kept(self, count: int) -> Callable[[object], list[bool]]:
         def check(answer: object) -> list[bool]:
@@ -199,6 +243,9 @@ class Mount:
         with suppress(StorageError):
             spilled = (await self.call("spill", lambda: self.tier.spill(count), check, gate=self.writes))[:count]
             self.counters.spilled += len(spilled)
+            if self.witness is not None:
+                for shelf, record in spilled:
+                    self.witness.removed(shelf, (record.head.name,))
             return spilled
         return []
 
@@ -209,7 +256,10 @@ class Mount:
         self._check_open()
         self.remembered.forget(shelf, names)
         self.erasures += 1
-        return await self.call("delete", lambda: self.tier.delete(shelf, list(names)), as_count)
+        count = await self.call("delete", lambda: self.tier.delete(shelf, list(names)), as_count)
+        if self.witness is not None:
+            self.witness.removed(shelf, names)
+        return count
 
     async def erase(self, tenant: bytes) -> int:
         """:raises StorageError: when the tier could not, or is not open."""
@@ -218,7 +268,10 @@ class Mount:
         self.erasures += 1
         self._erased = {*self._erased, tenant} if self._calls.abandoned else set()
         seconds = self.settings.erase_deadline
-        return await self.call("erase", lambda: self.tier.erase(tenant), as_count, seconds=seconds)
+        count = await self.call("erase", lambda: self.tier.erase(tenant), as_count, seconds=seconds)
+        if self.witness is not None:
+            self.witness.erased(tenant)
+        return count
 
     def _check_open(self) -> None:
         if not self.opened or self.closed:
@@ -291,6 +344,8 @@ class Mount:
             failures=counters.failures,
             abandoned=self._calls.abandoned,
             seconds_per_block=self.rate.seconds(),
+            read_seconds=self.read_seconds.state(),
+            write_seconds=self.write_seconds.state(),
         )
 
     def _stats(self) -> TierStats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 
 import anyio
@@ -35,6 +35,13 @@ async def listing_of(mount: Mount, shelf: Shelf | None) -> AsyncGenerator[Listed
     for item in mount.queue.items():
         if shelf in (None, item.shelf):
             yield Listed(item.shelf, item.head, item.meta)
+    async with aclosing(kept_in(mount, shelf)) as kept:
+        async for listed in kept:
+            yield listed
+
+
+async def kept_in(mount: Mount, shelf: Shelf | None) -> AsyncGenerator[Listed, None]:
+    """The same without the queue."""
     if not mount.readable():
         return
     with suppress(StorageError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...telemetry.histogram import HistogramState
 from ..base import TierStats
 from .breaker import BreakerState
 
@@ -51,6 +52,10 @@ class TierReport(NamedTuple):
     """Calls that missed their deadline and still run."""
     seconds_per_block: float | None
     """Measured; ``None``: nothing was loaded yet."""
+    read_seconds: HistogramState
+    """Of the batches that were read; those that failed are among the failures."""
+    write_seconds: HistogramState
+    """Of the batches that were written."""
 
 
 @dataclass(slots=True)

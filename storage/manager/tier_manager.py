@@ -14,18 +14,20 @@ import anyio
 
 from ...errors import StorageError, describe
 from ...telemetry.logging import Logger, RateLimited
+from ...telemetry.record import NO_TRACK, Track
 from ..base import Listed, Meta
 from ..naming import BlockName, Shelf, name_after
 from ..record import RecordCodec
 from .copier import TierCopier
 from .loads import Coverage, Deliver, Loaded, LoadOutcome, LoadReason
 from .mount import Mount, Mounted, Surroundings
-from .mount_listing import children_of, listing_of
+from .mount_listing import children_of, kept_in, listing_of
 from .rates import best_prefix
 from .reach import Reach
 from .reader import TierReader
 from .report import TierReport
 from .settings import ManagerSettings
+from .watching import TierWatcher
 from .write_queue import USUAL_BATCH, Batch, Item, Outgoing
 from .writer import Target, TierWriter
 
@@ -42,6 +44,7 @@ __all__ = [
     "Target",
     "TierManager",
     "TierReport",
+    "TierWatcher",
 ]
 
 LOG_INTERVAL = 30.0
@@ -65,10 +68,11 @@ class TierManager:
         clock: Callable[[], float],
         wall: Callable[[], float],
         logger: Logger,
+        journal: Track = NO_TRACK,
     ) -> None:
-        """``clock`` is monotonic, ``wall`` counts from the epoch; both in seconds."""
+        """``clock`` is monotonic, ``wall`` counts from the epoch; both in seconds. ``journal`` notes all writes."""
         limited = RateLimited(LOG_INTERVAL, clock)
-        around = Surroundings(settings, codec.record_bytes, clock, logger, limited)
+        around = Surroundings(settings, codec.record_bytes, clock, logger, limited, journal)
         self._mounts = tuple(Mount(mounted, around) for mounted in tiers)
         self._settings = settings
         self._logger = logger
@@ -115,6 +119,28 @@ class TierManager:
     async def run(self) -> None:
         """The writers; ends after ``close``. ``flush`` and ``close`` can do without: they write what is left."""
         await self._writer.run()
+
+    # watching
+
+    def watch(self, watcher: TierWatcher | None) -> None:
+        """From now on ``watcher`` hears of what enters and leaves the tiers; there is one at most."""
+        for mount in self._mounts:
+            mount.watch(watcher)
+
+    async def survey(self, tier: str, note: Callable[[list[Listed]], None]) -> None:
+        """Hand ``note`` everything that lies in one tier, at a moment when nothing is being written there: what a
+        watcher hears afterwards comes on top. Nothing of a tier that other engines share, and less when it fails.
+
+        Writing into the tier waits as long as the listing takes.
+        """
+        mount = next(mount for mount in self._mounts if mount.name == tier)
+        if mount.tier.shared:
+            return
+        async with mount.writing, aclosing(kept_in(mount, None)) as blocks:
+            there = [listed async for listed in blocks]
+            if mount.witness is not None:
+                mount.witness.know((listed.shelf, listed.head.name) for listed in there)
+            note(there)
 
     # looking
 
@@ -194,6 +220,11 @@ class TierManager:
         :raises StorageError: when the batch has more blocks than rows.
         """
         return 0 if self._closing else len(self._writer.offer(batch, to))
+
+    def targets(self, to: Target) -> list[str]:
+        """The names of the tiers that an offer would go to now."""
+        mounts = self._writer.targets(to)
+        return [mount.name for mount in (mounts[:1] if to == "first" else mounts)]
 
     def room(self, to: Target) -> int:
         """How many blocks an offer may have of which none is to be lost; 0: it should be made later, when more has been

@@ -29,6 +29,8 @@ class Sink:
     def __init__(self) -> None:
         self.names: list[bytes] = []
 
+    goes_to = "here"
+
     def take(self, batch: Batch) -> None:
         self.names += [block.head.name for block in batch.blocks]
 
@@ -39,7 +41,7 @@ class Rig:
     def __init__(self, *lengths: int) -> None:
         runner = FakeRunner()
         runner.allocate(sum(lengths), B)
-        self.exports = Exports(runner, InlineThread(), CODEC, _fail)  # type: ignore[arg-type]  # stands in for a thread
+        self.exports = Exports(runner, InlineThread(), CODEC, _fail, lambda: 0.0)  # type: ignore[arg-type]  # stands in for a thread
         self.sink = Sink()
         self.asked: list[list[int]] = []
         """Blocks, each time that exports were asked for."""

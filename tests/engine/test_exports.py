@@ -34,6 +34,8 @@ class Sink:
         self.room = room
         self.batches: list[Batch] = []
 
+    goes_to = "here"
+
     def take(self, batch: Batch) -> None:
         self.batches.append(batch)
 
@@ -65,7 +67,13 @@ class Bench:
         self.runner._memory[:] = [[number] * B for number in range(256)]
         self.faults: list[str] = []
         thread: InlineThread = InlineThread()
-        self.exports = Exports(self.runner, thread, CODEC, lambda where, error: self.faults.append(f"{where}: {error}"))  # type: ignore[arg-type]  # stands in
+        self.exports = Exports(
+            self.runner,
+            thread,  # type: ignore[arg-type]  # stands in
+            CODEC,
+            lambda where, error: self.faults.append(f"{where}: {error}"),
+            lambda: 0.0,
+        )
 
 
 def export(block: int, sink: Sink, shelf: Shelf = SHELF) -> Export:

@@ -632,14 +632,14 @@ TIERS = (
     Mutant(
         "names are worked out for nobody",
         EVICTION,
-        " if self.hook is not None else None  # names",
-        "  # names",
+        "named=watchers.of_names) if watchers.of_leaving else None",
+        "named=True)",
         IN_EVICTION,
     ),
     Mutant(
         "bad blocks are still copied out",
         EVICTION,
-        "            self._tell(self.hook.dropped, ids)\n",
+        "            self._watchers.dropped(run)\n",
         "            pass\n",
         IN_EVICTION,
     ),
@@ -840,7 +840,7 @@ TIERED_ENGINE = (
     Mutant(
         "the tiers do not hear of evictions",
         "engine/assembly.py",
-        "    cache.watch(tiering)\n",
+        "    cache.watch(tiering, names=bool(manager.names))\n",
         "",
         IN_TIERING,
     ),

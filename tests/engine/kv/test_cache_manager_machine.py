@@ -10,7 +10,6 @@ how it has to be kept.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator
 from itertools import count
 from math import inf
@@ -133,8 +132,8 @@ class World:
         assert run.tokens == encode_tokens(chains[-1][1][run.start :]).tobytes()
         assert run.reason in ("allocate", "call", "watermark")
 
-    def dropped(self, blocks: array[int]) -> None:
-        for block in blocks:
+    def dropped(self, run: EvictedRun) -> None:
+        for block in run.blocks:
             del self.kept[self.chain_of(block)]
 
     def chain_of(self, block: int) -> Chain:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -78,8 +77,8 @@ class Hook:
         if self._error is not None:
             raise self._error
 
-    def dropped(self, blocks: array[int]) -> None:
-        self.gone += blocks
+    def dropped(self, run: EvictedRun) -> None:
+        self.gone += run.blocks
         if self._error is not None:
             raise self._error
 

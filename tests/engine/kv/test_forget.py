@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from array import array
-
 import pytest
 
 from octavo.engine.kv import CacheManager, EvictedRun, Namespace, Sequence, encode_tokens
@@ -25,8 +23,8 @@ class Cache:
     def evicted(self, run: EvictedRun) -> None:
         raise AssertionError("what is forgotten is not offered to tiers")
 
-    def dropped(self, blocks: array[int]) -> None:
-        self.gone += blocks
+    def dropped(self, run: EvictedRun) -> None:
+        self.gone += run.blocks
 
     def admit(self, tokens: list[int], space: Namespace = SPACE) -> Sequence:
         self._ids += 1

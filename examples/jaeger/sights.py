@@ -1,0 +1,131 @@
+"""What there is to see in a trace, told from its spans."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from octavo.telemetry import names
+
+if TYPE_CHECKING:
+    from octavo.examples.jaeger.saved_spans import Span
+else:
+    sys.path.insert(0, str(Path(__file__).parent))  # this folder is no package
+    from saved_spans import Span
+
+MOST = 4
+"""Traces of requests that are named."""
+MOST_OWNERS = 4
+
+
+class Sight(NamedTuple):
+    """One trace and what to look for in it."""
+
+    name: str
+    trace: str
+    lines: tuple[str, ...]
+
+
+def is_request(span: Span) -> bool:
+    """Whether it is the span of a whole request."""
+    return names.REQUEST_ID in span.attributes and names.OPERATION_NAME in span.attributes
+
+
+def request_names(spans: Sequence[Span]) -> dict[str, str]:
+    """By id of a request's span, the id of the request."""
+    return {span.id: span.text(names.REQUEST_ID) for span in spans if is_request(span)}
+
+
+def worth_opening(spans: Sequence[Span]) -> list[Sight]:
+    """The requests to which most different things happened, those that failed, then one of each kind of the rest."""
+    traces: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        traces[span.trace].append(span)
+    called = request_names(spans)
+    sights = [
+        Sight(span.text(names.REQUEST_ID), span.trace, tuple(_lines(span, traces[span.trace], called)))
+        for span in spans
+        if is_request(span)
+    ]
+    failed = {span.trace for span in spans if is_request(span) and span.failed}
+    fullest = sorted(sights, key=lambda sight: -len(sight.lines))[:MOST]
+    chosen = [sight for sight in sights if sight in fullest or sight.trace in failed]
+    return [*chosen, *_roots(spans)]
+
+
+def _lines(request: Span, trace: Sequence[Span], called: Mapping[str, str]) -> Iterator[str]:
+    """All that can be said of one request."""
+    by_name: dict[str, list[Span]] = defaultdict(list)
+    for span in trace:
+        by_name[span.name].append(span)
+    for tell in _TELLERS:
+        yield from tell(request, by_name, called)
+
+
+Tell = Callable[[Sequence[Span]], str]
+
+
+def _found(request: Span, spans: Mapping[str, list[Span]], called: Mapping[str, str]) -> Iterator[str]:
+    tokens = int(request.number(names.USAGE_INPUT_TOKENS))
+    if cached := int(request.number(names.USAGE_CACHE_READ)):
+        yield f"queue: {cached} of its {tokens} prompt tokens were found in the cache"
+    chunks = len(spans[names.PREFILL_CHUNK])
+    if chunks > 1:
+        yield f"prefill: computed in {chunks} chunks, each with a link to its {names.STEP}"
+
+
+def _evicted(request: Span, spans: Mapping[str, list[Span]], called: Mapping[str, str]) -> Iterator[str]:
+    if not (evictions := spans[names.EVICT]):
+        return
+    owners = dict.fromkeys(called.get(link.span, "somebody") for span in evictions for link in span.links)
+    listed = ", ".join(list(owners)[:MOST_OWNERS])
+    yield f"evict: {_blocks(evictions)} pushed out; the links lead to who used them last: {listed}"
+
+
+def _copied(request: Span, spans: Mapping[str, list[Span]], called: Mapping[str, str]) -> Iterator[str]:
+    if forks := spans[names.COW_FORK]:
+        yield f"cow_fork: {_blocks(forks)} copied, where samples or requests that share a block part"
+    for name, where in ((names.SWAP_OUT, "down to"), (names.SWAP_IN, "back from")):
+        tiers = dict.fromkeys(span.text(names.TIER) for span in spans[name])
+        if tiers:
+            yield f"{name}: {_blocks(spans[name])} went {where} {' and '.join(tiers)}"
+
+
+def _interrupted(request: Span, spans: Mapping[str, list[Span]], called: Mapping[str, str]) -> Iterator[str]:
+    kinds = {event.attributes.get(names.KIND) for event in request.events if event.name == names.PREEMPT}
+    for kind in sorted(map(str, kinds)):
+        resumed = sum(event.name == names.RESUME for event in request.events)
+        yield f"preempt ({kind}): a second queue follows the first decode; resume: {resumed}"
+    if request.failed:
+        yield f"its status is an error, error.type is {request.text(names.ERROR_TYPE)}"
+
+
+_TELLERS = (_found, _copied, _evicted, _interrupted)
+
+
+def _blocks(spans: Sequence[Span]) -> str:
+    count = int(sum(span.number(names.BLOCKS) for span in spans))
+    return f"{count} block" if count == 1 else f"{count} blocks"
+
+
+def _roots(spans: Sequence[Span]) -> Iterator[Sight]:
+    """The fullest of what belongs to no request."""
+    tellers: tuple[tuple[str, Callable[[Span], str]], ...] = (
+        (names.STEP, lambda span: f"links to {len(span.links)} requests, {int(span.number(names.TOKENS))} tokens"),
+        (names.SNAPSHOT, _moved),
+        (names.PERSIST, _moved),
+    )
+    for name, tell in tellers:
+        found = [span for span in spans if span.name == name and span.parent is None]
+        if found:
+            best = max(found, key=lambda span: (len(span.links), span.number(names.BLOCKS), span.number(names.TOKENS)))
+            yield Sight(name, best.trace, (tell(best),))
+
+
+def _moved(span: Span) -> str:
+    seconds = (span.end - span.start) / 1e9
+    kind = f"{span.text(names.KIND)}, " if span.text(names.KIND) else ""
+    return f"{kind}{_blocks([span])} in {seconds:.3f} s"
