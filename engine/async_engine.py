@@ -287,6 +287,7 @@ class AsyncEngine:
             raise InvalidRequest(f"no request {source_id!r:.80} is under way")
         intake = self._life.parts.intake
         child = intake.continuation(source, source.params if params is None else params, new_id, trace)
+        child.operation = source.operation
         if trace.is_on:
             trace.describe(asked(child, streams=True))
         self._loop.fork(source, child, intake.sequence)

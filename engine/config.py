@@ -128,6 +128,7 @@ class EngineConfig:
             "max_waiting",
             "tier_queue_bytes",
             "kv_events_buffer",
+            "trace_decode_steps",
         ):
             self._require(name, _is_count(getattr(self, name)), "must be a positive integer")
         for name in ("prefill_chunk", "host_bytes", "disk_bytes"):

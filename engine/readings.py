@@ -26,7 +26,7 @@ CAPACITY: Final = "capacity"
 WAITING_REASONS: Final = ("blocks", "slots", "prefix", "lookup")
 PREEMPTION_KINDS: Final = ("recompute", "swap")
 LOAD_OUTCOMES: Final = ("complete", "missing", "corrupt", "failed", "deadline", "given up")
-DROP_REASONS: Final = ("queue", "bound", "error")
+DROP_REASONS: Final = ("queue", "bound", "error", "link")
 EVENTS: Final = ("stored", "removed", "cleared")
 
 Samples: TypeAlias = dict[LabelValues, float]

@@ -21,16 +21,21 @@ def asked(group: SequenceGroup, *, streams: bool) -> Attributes:
     """What the caller wants of ``group``. No text of the prompt."""
     params = group.params
     wanted: dict[str, Value] = {
-        names.REQUEST_ID: group.request_id,
-        names.RESPONSE_ID: group.request_id,
+        names.REQUEST_ID: encodable(group.request_id),
+        names.RESPONSE_ID: encodable(group.request_id),
         names.REQUEST_STREAM: streams,
         names.PRIORITY: group.job.priority,
         names.USAGE_INPUT_TOKENS: len(group.prompt_ids),
         **_params(params),
     }
     if group.namespace.salt is not None:
-        wanted[names.TENANT] = group.namespace.salt
+        wanted[names.TENANT] = encodable(group.namespace.salt)
     return wanted
+
+
+def encodable(text: str) -> str:
+    """``text`` as UTF-8 can say it: of a client's lone surrogates, exporters would make an error each."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _params(params: SamplingParams) -> dict[str, Value]:
@@ -44,7 +49,9 @@ def _params(params: SamplingParams) -> dict[str, Value]:
         names.REQUEST_CHOICE_COUNT: params.n,
     }
     if params.seed is not None:
-        shown[names.REQUEST_SEED] = params.seed
+        shown[names.REQUEST_SEED] = (
+            params.seed if params.seed < 2**63 else params.seed - 2**64
+        )  # its integers are signed
     return shown
 
 
@@ -54,7 +61,7 @@ def finish_trace(group: SequenceGroup, results: Sequence[Sample] | None) -> None
     samples = group.samples if results is None else results
     shown: dict[str, Value] = {
         names.RESPONSE_FINISH_REASONS: [str(sample.finish_reason or group.ended_by) for sample in samples],
-        names.USAGE_OUTPUT_TOKENS: sum(len(sample.token_ids) for sample in group.samples),
+        names.USAGE_OUTPUT_TOKENS: sum(len(s.token_ids) for s in (group.samples if group.beam is None else samples)),
         names.USAGE_CACHE_READ: group.cached_tokens,
         names.TOKENS: group.generated,
         names.PREEMPTIONS: metrics.preemptions,

@@ -234,7 +234,7 @@ class Scheduler:
             return
         found = {names.CACHED_TOKENS: sample.sequence.computed, names.BLOCKS: len(sample.sequence.table)}
         track.describe({**found, **_resumed(sample)})
-        if sample.sequence.resumed:
+        if sample.group.metrics.preemptions:
             track.event(names.RESUME, found)
 
     def _cannot_be_judged(self, sample: Sample) -> str | None:
@@ -508,4 +508,4 @@ class Scheduler:
 
 def _resumed(sample: Sample) -> dict[str, Value]:
     """What is shown of an admission that is not the first one of its request."""
-    return {names.RESUMED: True} if sample.sequence.resumed else {}
+    return {names.RESUMED: True} if sample.group.metrics.preemptions else {}

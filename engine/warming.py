@@ -48,7 +48,7 @@ class Warming:
         refused: str | None,
         outside: Surroundings,
     ) -> None:
-        self.readiness = Readiness.READY
+        self.readiness = Readiness.WARMING if budget_blocks >= 1 and manager.names else Readiness.READY
         self.stored_blocks = 0
         """Blocks that persistent tiers had when the engine opened."""
         self.refused = refused
@@ -66,23 +66,24 @@ class Warming:
 
     async def run(self, loop: Edges) -> None:
         """Warm as much as the budget and the free blocks allow."""
-        if self._budget < 1:
-            return
+        try:
+            if self._budget >= 1:
+                await self._warm_hottest(loop)
+        finally:
+            self.readiness = Readiness.READY
+
+    async def _warm_hottest(self, loop: Edges) -> None:
         listed = [each async for each in self._manager.listing(self._namespace.shelf())]
         listed = [each._replace(meta=each.meta.aged(self._wall())) for each in listed]
         most = min(self._budget, self._cache.pool.num_blocks)
         paths = await anyio.to_thread.run_sync(lambda: list(hottest_paths(listed, most)))
         if not paths:
             return
-        self.readiness = Readiness.WARMING
         self.planned_blocks = sum(new for _, new in paths)
-        try:
-            with self._shown():
-                for path, _ in paths:
-                    if not await self._warm(path, loop):
-                        break
-        finally:
-            self.readiness = Readiness.READY
+        with self._shown():
+            for path, _ in paths:
+                if not await self._warm(path, loop):
+                    break
 
     @contextmanager
     def _shown(self) -> Iterator[None]:

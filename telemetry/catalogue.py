@@ -97,7 +97,7 @@ STEP_SECONDS = _histogram("step_seconds", SECONDS, "Duration of the model's part
 STEP_TOKENS = _histogram("step_tokens", COUNTS, "Tokens computed in one step.")
 STUCK = _gauge("stuck_seconds", "How long the current step has been running beyond step_timeout.")
 LOOP_LAG = _histogram("event_loop_lag_seconds", CALL_SECONDS, "How late the event loop wakes a task.")
-SPANS_DROPPED = _counter("spans_dropped", "Spans that Octavo did not hand to the exporter, by why.", "reason")
+SPANS_DROPPED = _counter("spans_dropped", "Spans, or links of steps, that Octavo did not make.", "reason")
 EVENTS_PUBLISHED = _counter("kv_events", "Cache events published to subscribers.", "event")
 
 # the tiers

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import overload
 
 from opentelemetry.context import (
@@ -140,7 +141,8 @@ class ExportQueue(SpanProcessor):
             wanted = self._settled() + len(self._queue) + self._sending
             self._flush_to = max(self._flush_to, wanted)
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._settled() >= wanted, timeout)
+            seconds = min(timeout, threading.TIMEOUT_MAX)
+            return self._changed.wait_for(lambda: self._settled() >= wanted, seconds)
 
     def close(self, timeout: float) -> bool:
         """Send what is left and shut the exporter down. False: that was not done within ``timeout`` seconds.
@@ -152,8 +154,8 @@ class ExportQueue(SpanProcessor):
             self._changed.notify_all()
             if self._abandoned:
                 return False
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        self._thread.join(min(timeout, threading.TIMEOUT_MAX))
+        if self._thread.is_alive() or self.pending:  # pending: the thread died
             self._abandon()
         return not self._abandoned
 
@@ -197,7 +199,7 @@ class ExportQueue(SpanProcessor):
     def _next_batch(self) -> list[ReadableSpan] | None:
         """Perhaps an empty one; ``None``: that was all."""
         with self._changed:
-            self._changed.wait_for(self._is_due, self._settings.delay)
+            self._changed.wait_for(self._is_due, min(self._settings.delay, threading.TIMEOUT_MAX))
             if self._closing and not self._queue:
                 return None
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._settings.max_batch))]
@@ -219,8 +221,9 @@ class ExportQueue(SpanProcessor):
     def _deliver(self, batch: list[ReadableSpan]) -> bool:
         try:
             return self._exporter.export(Unhurried(batch)) is SpanExportResult.SUCCESS
-        except Exception as error:  # noqa: BLE001  # foreign code; what it raises may quote what is in a span
-            self._limited.log(self._logger.warning, "the span exporter failed", error=type(error).__name__)
+        except BaseException as error:  # noqa: BLE001  # foreign code; what it raises may quote what is in a span
+            if self._limited.admit("failed") is not None:
+                self._warn("the span exporter failed", error=type(error).__name__)
             return False
 
     def _shut_exporter(self) -> None:
@@ -231,13 +234,17 @@ class ExportQueue(SpanProcessor):
         try:
             self._exporter.shutdown()
         except Exception as error:  # noqa: BLE001  # foreign code, at its end
-            self._logger.warning("the span exporter could not be shut down", error=type(error).__name__)
+            self._warn("the span exporter could not be shut down", error=type(error).__name__)
 
     def _tell(self) -> None:
         losses = self.losses
         self._told = sum(losses)
         if self._told:
-            self._logger.warning("spans were lost on the way to the collector", **losses._asdict())
+            self._warn("spans were lost on the way to the collector", **losses._asdict())
+
+    def _warn(self, event: str, **fields: object) -> None:
+        with suppress(Exception):  # the host's log may be closed already; the account goes on without it
+            self._logger.warning(event, **fields)
 
 
 def _after_fork(method: Callable[[], None]) -> None:

@@ -2,24 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult, TraceIdRatioBased
+from opentelemetry.trace import Link, SpanKind, TraceState
+from opentelemetry.util.types import Attributes
 
 from ..errors import InvalidRequest, OctavoError, TelemetryError, describe
+from . import names
 
 TRACES_PATH = "/v1/traces"
+PROTOCOLS = ("http/protobuf", "grpc")
 
 
 def make_provider(service_name: str | None, sample: float | None) -> TracerProvider:
     """Without an exporter. ``None``: as the environment says, else ``octavo`` and everything that has no parent."""
     sampler = None if sample is None else ParentBased(TraceIdRatioBased(sample))
-    return TracerProvider(sampler=sampler, resource=_resource(service_name))
+    try:
+        provider = TracerProvider(sampler=sampler, resource=_resource(service_name))
+    except ValueError as error:
+        raise TelemetryError(f"a variable is not understood ({describe(error)}); check OTEL_*_LIMIT") from error
+    provider.sampler = StepsToo(provider.sampler)
+    return provider
+
+
+class StepsToo(Sampler):
+    """Takes every step: one is shown only when a traced request is in it, so it goes with that one."""
+
+    def __init__(self, others: Sampler) -> None:
+        """``others`` decides on everything else."""
+        self._others = others
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes | None = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        if name == names.STEP:
+            return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes)
+        return self._others.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
+
+    def get_description(self) -> str:
+        return self._others.get_description()
 
 
 def make_exporter(environ: Mapping[str, str], protocol: str | None, endpoint: str | None) -> SpanExporter | None:
@@ -57,7 +92,10 @@ def _otlp(protocol: str, endpoint: str | None) -> SpanExporter:
 
 def _protocol(environ: Mapping[str, str]) -> str:
     for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        if value := environ.get(name, "").strip():
+        value = environ.get(name, "").strip()
+        if value and value not in PROTOCOLS:
+            raise TelemetryError(f"{name} is {value!r}; this helper knows {' and '.join(PROTOCOLS)}")
+        if value:
             return value
     return "http/protobuf"
 

@@ -78,7 +78,7 @@ class Event(NamedTuple):
 class Stage:
     """One phase of one sample."""
 
-    __slots__ = ("acts", "attributes", "chunks", "end", "first_step", "last_step", "name", "start")
+    __slots__ = ("acts", "attributes", "chunks", "end", "first_step", "is_kept", "last_step", "name", "start", "tokens")
 
     def __init__(self, name: str, start: float, first_step: int, attributes: Attributes) -> None:
         self.name = name
@@ -88,6 +88,10 @@ class Stage:
         self.acts: list[Act] = []
         self.chunks: list[Act] = []
         """Parts of a prefill, each of one step."""
+        self.tokens = 0
+        """Computed in all of its parts."""
+        self.is_kept = True
+        """Whether it gets a span."""
 
 
 class Desk(Protocol):
@@ -211,6 +215,8 @@ class NotedRequest(RequestTrace):
         self.error_type: str | None = None
         self.error_text = ""
         self.dropped = 0
+        """Spans that were too many."""
+        self.events_dropped = 0
         self.is_over = False
         self._acts = 0
         self._tracks: dict[int, NotedTrack] = {}
@@ -226,18 +232,26 @@ class NotedRequest(RequestTrace):
         known = self._tracks.get(index)
         if known is None:
             if len(self._tracks) >= MOST_TRACKS:
+                self.dropped += 1
                 return NO_TRACK
             known = self._tracks[index] = NotedTrack(self, index)
         return known
+
+    @property
+    def spans(self) -> int:
+        """How many it is going to have."""
+        return 1 + len(self.stages) + self._acts
 
     def describe(self, attributes: Attributes) -> None:
         self.attributes.update(attributes)
 
     def event(self, name: str, attributes: Attributes = NOTHING, step: Step | None = None) -> None:
+        if self.is_over:  # a fork of one that ended a moment before, say
+            return
         if len(self.events) < MOST_EVENTS:
             self.events.append(Event(name, self.desk.clock(), attributes, step))
         else:
-            self.dropped += 1
+            self.events_dropped += 1
 
     def begin_finish(self) -> None:
         for track in self._tracks.values():
@@ -261,13 +275,14 @@ class NotedRequest(RequestTrace):
         if len(self.stages) < MOST_STAGES or index < 0:
             self.stages.append((index, stage))
         else:
+            stage.is_kept = False
             self.dropped += 1
 
     def note(self, act: Act, stage: Stage | None) -> None:
         """Keep ``act``, below ``stage`` if it is given."""
         if self.is_over:
             self.desk.note(act._replace(links=(*act.links, Link(_known(self.origin), "cause"))))
-        elif self._acts >= MOST_ACTS:
+        elif self._acts >= MOST_ACTS or (stage is not None and not stage.is_kept):
             self.dropped += 1
         else:
             self._acts += 1
@@ -275,7 +290,7 @@ class NotedRequest(RequestTrace):
 
     def note_chunk(self, chunk: Act, stage: Stage) -> None:
         """Keep a part of the prefill ``stage``."""
-        if self._acts >= MOST_ACTS:
+        if self._acts >= MOST_ACTS or not stage.is_kept:
             self.dropped += 1
         else:
             self._acts += 1
@@ -330,15 +345,16 @@ class NotedTrack(Track):
         links: Sequence[Link] = (),
     ) -> None:
         self._request.note(Act(name, start, end, attributes, links), self._stage)
-        if name in (names.SWAP_OUT, names.SWAP_IN) and not self._request.is_over:
+        # they are spans already, and must not crowd out what is told by events alone
+        if name in (names.SWAP_OUT, names.SWAP_IN) and len(self._request.events) < MOST_EVENTS // 2:
             self._request.event(name, attributes)
 
     def event(self, name: str, attributes: Attributes = NOTHING) -> None:
-        if not self._request.is_over:
-            self._request.event(name, {names.SAMPLE: self._index, **attributes})
+        self._request.event(name, {names.SAMPLE: self._index, **attributes})
 
     def prefilled(self, step: Step, tokens: int) -> None:
         if self._stage is not None:
+            self._stage.tokens += tokens
             start = max(step.start, self._stage.start)
             chunk = Act(names.PREFILL_CHUNK, start, step.end, {names.TOKENS: tokens}, (), step)
             self._request.note_chunk(chunk, self._stage)

@@ -95,14 +95,16 @@ def setup(
     """Make a tracer provider whose spans go to an OpenTelemetry collector, and to nobody's harm if it is dead.
 
     What is not given is as the standard ``OTEL_*`` variables say: service and resource, ``OTEL_TRACES_SAMPLER``,
-    ``OTEL_TRACES_EXPORTER`` (``otlp``, ``console`` or ``none``), ``OTEL_EXPORTER_OTLP_*``, ``OTEL_BSP_*`` and the
-    limits of spans. With ``OTEL_SDK_DISABLED=true`` there are no traces at all. Else the SDK's defaults hold: OTLP over
-    HTTP to ``http://localhost:4318``, all requests traced unless their caller's trace is not. An exporter's call,
-    retries included, ends after ``OTEL_EXPORTER_OTLP_TIMEOUT`` (10 seconds); 8192 other spans may wait meanwhile.
+    ``OTEL_TRACES_EXPORTER`` (``otlp``, ``console`` or ``none``), ``OTEL_EXPORTER_OTLP_*``, of ``OTEL_BSP_*`` the size
+    of the queue and of a batch and the delay, and the limits of spans. With ``OTEL_SDK_DISABLED=true`` there are no traces
+    at all. Else the SDK's defaults hold: OTLP over HTTP to ``http://localhost:4318``, all requests traced unless their
+    caller's trace is not. An exporter's call, retries included, ends after ``OTEL_EXPORTER_OTLP_TIMEOUT`` (10 seconds);
+    8192 other spans may wait meanwhile.
 
-    ``sample``: share of the requests to trace, of those that do not come with a trace. ``endpoint``: the collector,
-    with or without the path of traces. ``protocol``: ``http/protobuf`` or ``grpc``. ``exporter``: one of your own.
-    ``set_global``: make it the process's provider, too. ``close_timeout``: seconds that closing may take.
+    ``sample``: share of the requests to trace, of those that do not come with a trace; a step is shown where a traced
+    request is in it. ``endpoint``: the collector, with or without the path of traces. ``protocol``: ``http/protobuf``
+    or ``grpc``. ``exporter``: one of your own. ``set_global``: make it the process's provider, too. ``close_timeout``:
+    seconds that closing may take.
 
     :raises InvalidRequest: an argument is out of range.
     :raises TelemetryError: an extra is missing, a variable is not understood, or there is a global provider already.
@@ -118,7 +120,7 @@ def setup(
     except ImportError as error:
         raise TelemetryError("traces need the OpenTelemetry SDK: pip install 'octavo[otel]'") from error
     logger = get_logger("octavo.telemetry")
-    chosen = exporter or otlp.make_exporter(os.environ, protocol, endpoint)
+    chosen = otlp.make_exporter(os.environ, protocol, endpoint) if exporter is None else exporter
     provider = otlp.make_provider(service_name, sample)
     queue = None
     if chosen is not None:

@@ -62,8 +62,11 @@ def parent_of(headers: Headers | None) -> Context:
     current = otel_context.get_current()
     if headers is None:
         return current
-    lowered = {name.lower(): value for name, value in headers.items()}
-    found = TraceContextTextMapPropagator().extract(lowered, context=current)
+    try:
+        lowered = {name.lower(): value for name, value in headers.items()}
+        found = TraceContextTextMapPropagator().extract(lowered, context=current)
+    except Exception:  # noqa: BLE001  # headers of a kind that nobody expects cost their trace, not the request
+        return current
     return current if _trace_id(current) == _trace_id(found) else found
 
 
@@ -83,8 +86,9 @@ class Tracing:
         notes are; ``wall``: seconds since the epoch. ``shows_text``: put prompts and answers into spans.
         """
         self.dropped: Counter[str] = Counter()
-        """Spans that were not made: ``queue`` (too many waited), ``bound`` (too many of one request), ``error``."""
-        self.links_dropped = 0
+        """Spans that were not made: ``queue`` (too many waited), ``bound`` (too many of one request), ``error``; and
+        links of steps to requests (``link``).
+        """
         self.live = 0
         """Requests under way that are traced."""
         self.background = _Background(self)
@@ -93,7 +97,7 @@ class Tracing:
         self.step_number = 0
         """Of the newest step that was committed."""
         self.clock = clock
-        self._provider = provider
+        self._provider = None if isinstance(provider, ProxyTracerProvider) else provider
         self._version = version
         self._shows_text = shows_text
         self._wall = wall
@@ -101,12 +105,23 @@ class Tracing:
         self._made: tuple[TracerProvider, Tracer] | None = None
         self._waiting: deque[NotedRequest | Step | _Alone] = deque()
         self._is_scheduled = False
+        self._under_way: Iterator[None] | None = None
+        """Makes the spans of what waits first, one at a time: a request may have a thousand."""
 
     @property
     def is_on(self) -> bool:
         """Whether there is anybody who makes spans."""
-        provider = trace.get_tracer_provider() if self._provider is None else self._provider
-        return not isinstance(provider, ProxyTracerProvider | NoOpTracerProvider)
+        return not isinstance(self._found_provider(), ProxyTracerProvider | NoOpTracerProvider)
+
+    def _found_provider(self) -> TracerProvider:
+        if self._provider is not None:
+            return self._provider
+        try:
+            return trace.get_tracer_provider()
+        except Exception:  # noqa: BLE001  # the environment names one that cannot be loaded: OpenTelemetry has logged it
+            self.dropped["error"] += 1
+            self._provider = NoOpTracerProvider()
+            return self._provider
 
     def begin(self, parent: Context, operation: str, model: str, forked_from: Origin | None = None) -> RequestTrace:
         """A request came. Its span is named and sampled now."""
@@ -143,7 +158,7 @@ class Tracing:
         """The newest step, in which these requests took part; all of them are traced."""
         origins = [request.origin for request in requests[:MOST_LINKS] if request.origin is not None]
         dropped = len(requests) - len(origins)
-        self.links_dropped += dropped
+        self.dropped["link"] += dropped
         step = Step(self.step_number, start, end, {**attributes, names.LINKS_DROPPED: dropped}, origins)
         self._later(step)
         return step
@@ -151,13 +166,13 @@ class Tracing:
     def flush(self) -> None:
         """Make all spans now; those of requests under way are lost unless they end before."""
         while self._waiting:
-            self._write(self._waiting.popleft())
+            self._go_on()
 
     # inside
 
     def _tracer(self) -> Tracer:
         """That of the provider, made once: it costs as much as a span."""
-        provider = trace.get_tracer_provider() if self._provider is None else self._provider
+        provider = self._found_provider()
         if self._made is None or self._made[0] is not provider:
             self._made = provider, provider.get_tracer(names.TRACER, self._version)
         return self._made[1]
@@ -181,8 +196,11 @@ class Tracing:
         start = self.clock()
         try:
             yield attributes
-        except BaseException as error:
+        except Exception as error:
             attributes[names.ERROR_TYPE] = type(error).__name__
+            raise
+        except BaseException:  # nobody waits for it any more
+            attributes[names.OUTCOME] = "cancelled"
             raise
         finally:
             if self.is_on:
@@ -201,7 +219,7 @@ class Tracing:
             self._schedule()
 
     def _drop(self, item: NotedRequest | Step | _Alone) -> None:
-        self.dropped["queue"] += 1
+        self.dropped["queue"] += item.spans if isinstance(item, NotedRequest) else 1
         if isinstance(item, NotedRequest):
             self._spans.pop(item, None)  # never ended, so never exported
 
@@ -218,40 +236,52 @@ class Tracing:
         self._is_scheduled = False
         until = perf_counter() + SLICE_SECONDS
         while self._waiting and perf_counter() < until:
-            self._write(self._waiting.popleft())
+            self._go_on()
         if self._waiting:
             self._schedule()
 
-    def _write(self, item: NotedRequest | Step | _Alone) -> None:
+    def _go_on(self) -> None:
+        """Make one span more of what waits first."""
+        if self._under_way is None:
+            self._under_way = self._write(self._waiting[0])
+        for _ in self._under_way:
+            return
+        self._waiting.popleft()
+        self._under_way = None
+
+    def _write(self, item: NotedRequest | Step | _Alone) -> Iterator[None]:
         try:
             if isinstance(item, _Alone):
                 self._write_act(item.act, item.parent, self._offset())
             elif isinstance(item, Step):
                 self._write_step(item, self._offset())
             else:
-                self._write_request(item, *self._spans.pop(item))
+                yield from self._write_request(item, *self._spans.pop(item))
         except Exception:  # noqa: BLE001  # a faulty exporter or processor costs spans, never a request
             self.dropped["error"] += 1
 
-    def _write_request(self, request: NotedRequest, span: Span, offset: float) -> None:
+    def _write_request(self, request: NotedRequest, span: Span, offset: float) -> Iterator[None]:
         try:
             _complete(span, request, offset)
             below = trace.set_span_in_context(span, Context())
             for sample, stage in request.stages:
-                self._write_stage(sample, stage, below, offset)
-            self._write_acts(request.acts, below, offset)
+                yield
+                yield from self._write_stage(sample, stage, below, offset)
+            yield from self._write_acts(request.acts, below, offset)
         finally:
             span.end(_ns(request.end, offset))
 
-    def _write_stage(self, sample: int, stage: Stage, above: Context, offset: float) -> None:
-        alone = stage.chunks[0].step if len(stage.chunks) == 1 else None  # then the phase is the chunk
+    def _write_stage(self, sample: int, stage: Stage, above: Context, offset: float) -> Iterator[None]:
+        is_chunk = stage.name == names.PREFILL and len(stage.chunks) == 1
+        alone = stage.chunks[0].step if is_chunk else None
         attributes = {**_with_step(stage.attributes, alone)}
         if sample >= 0:
             attributes[names.SAMPLE] = sample
         if stage.name in (names.PREFILL, names.DECODE):
-            attributes[names.FIRST_STEP], attributes[names.LAST_STEP] = stage.first_step, stage.last_step
+            attributes[names.FIRST_STEP] = stage.first_step
+            attributes[names.LAST_STEP] = max(stage.first_step, stage.last_step)
         if stage.name == names.PREFILL:
-            attributes[names.TOKENS] = sum(_tokens(chunk) for chunk in stage.chunks)
+            attributes[names.TOKENS] = stage.tokens
         try:
             span = self._tracer().start_span(
                 stage.name,
@@ -261,13 +291,14 @@ class Tracing:
                 start_time=_ns(stage.start, offset),
             )
             acts = stage.acts if alone else (*stage.chunks, *stage.acts)
-            self._write_acts(acts, trace.set_span_in_context(span, Context()), offset)
+            yield from self._write_acts(acts, trace.set_span_in_context(span, Context()), offset)
             span.end(_ns(stage.end, offset))
         except Exception:  # noqa: BLE001  # a faulty sampler or processor costs this span and no other
             self.dropped["error"] += 1
 
-    def _write_acts(self, acts: Sequence[Act], above: Context, offset: float) -> None:
+    def _write_acts(self, acts: Sequence[Act], above: Context, offset: float) -> Iterator[None]:
         for act in acts:
+            yield
             try:
                 self._write_act(act, above, offset)
             except Exception:  # noqa: BLE001  # as above
@@ -355,6 +386,8 @@ def _complete(span: Span, request: NotedRequest, offset: float) -> None:
     span.set_attributes(request.attributes)
     if request.dropped:
         span.set_attribute(names.SPANS_DROPPED, request.dropped)
+    if request.events_dropped:
+        span.set_attribute(names.EVENTS_DROPPED, request.events_dropped)
     if request.error_type is not None:
         span.set_attribute(names.ERROR_TYPE, request.error_type)
         span.set_status(Status(StatusCode.ERROR, request.error_text or None))
@@ -368,11 +401,6 @@ def _links(links: Sequence[Link]) -> list[trace.Link]:
 
 def _step_links(step: Step | None) -> list[Link]:
     return [Link(step.origin, "step")] if step is not None and step.origin is not None else []
-
-
-def _tokens(chunk: Act) -> int:
-    tokens = chunk.attributes.get(names.TOKENS)
-    return tokens if isinstance(tokens, int) else 0
 
 
 def _with_step(attributes: Attributes, step: Step | None) -> Attributes:

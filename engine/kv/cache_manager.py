@@ -350,9 +350,10 @@ class CacheManager(CacheControl):
 
     def _count_admission(self, sequence: Sequence, match: Match, *, resumed: bool, used: bool) -> None:
         self._counts.partial_copies += match.partial_tokens > 0
-        if sequence.track.origin is not None and sequence.node is not None:
-            for node in self.tree.path(sequence.node):
-                node.owner = sequence.track.origin
+        origin, last = sequence.track.origin, sequence.node
+        if last is not None and (origin or last.owner) is not None:  # who is not traced uses it last all the same
+            for node in self.tree.path(last):
+                node.owner = origin
         sequence.resumed = resumed
         if used:
             self._count_found(sequence, sequence.computed, sequence.computed > 0)

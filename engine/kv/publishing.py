@@ -96,7 +96,7 @@ class Publisher:
             self._pool.release(own[: len(known)])
             table.blocks[shared : shared + len(known)] = known
             self._counts.duplicates_freed += len(known)
-        if (origin := sequence.track.origin) is not None:
+        if (origin := sequence.track.origin) is not sequence.node.owner:
             self._own(sequence.node, shared * size, origin)
         if self._watchers.of_entering and len(known) < len(own):
             self._watchers.published(last_runs(self._tree, sequence.node, len(own) - len(known)))
@@ -105,8 +105,10 @@ class Publisher:
         if sequence.in_flight_key is not None:
             self._in_flight.watch(sequence)
 
-    def _own(self, node: Node, above: int, origin: Origin) -> None:
-        """The path that ends at ``node``, down from ``above`` tokens, was last used by the request ``origin``."""
+    def _own(self, node: Node, above: int, origin: Origin | None) -> None:
+        """The path that ends at ``node``, down from ``above`` tokens, was last used by ``origin``, or by a request that
+        is not traced.
+        """
         for part in self._tree.path(node):
             if part.end <= above:
                 break

@@ -41,7 +41,9 @@ class CacheStats(NamedTuple):
     hit_tokens_by_tier: dict[str, int]
     """The same by tier."""
     resume_hit_tokens: int
-    """Tokens that a preempted sequence found again, on the device or in a tier; not in the four above."""
+    """Tokens that preempted sequences found again, on the device or in a tier, and that forks found which had tokens
+    and had to queue; not in the four above.
+    """
     loaded_blocks: int
     """Blocks that came from tiers, whoever wanted them."""
     loaded_tokens: int

@@ -6,9 +6,9 @@
 
 Visitors come one by one and all at once. Their requests are queued, find the guide in the cache, share it between
 samples, push out what others have left, are preempted, go down to host memory and disk and come back. One visitor
-leaves early, and a snapshot is taken at the end. Each request is traced below a span of its visitor, as it would be below
-that of an HTTP server. What is worth opening is said in the end, with what to look for. ``octavo top`` can look on while
-it runs; ``--rounds 20`` gives it something to see.
+leaves early, and a snapshot is taken at the end. Each request is traced below a span of its visitor, as it would be
+below that of an HTTP server. What is worth opening is said in the end, with what to look for. ``octavo top`` can look
+on while it runs; ``--rounds 20`` gives it something to see.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ VOCABULARY = 64
 """Of the fake model."""
 
 # cut to GUIDE_TOKENS
-GUIDE = """You answer for the harbour office. Be short and exact. Ships of up to ninety metres moor at the north quay, longer ones
-at the east quay, where there is a crane for forty tonnes. The lock opens two hours before high water and closes one hour
-after it. A pilot is compulsory from sixty metres on and is ordered six hours ahead, by radio on channel twelve or by
-telephone. Water and power are at every berth; the meters are read at seven in the morning. Waste is taken on Tuesdays and
-Fridays. Dangerous goods are declared a day ahead and stay on board until the fire brigade has come. Fishing boats sell at
-the hall from five until eight. Yachts go to the inner basin, two nights at most between June and September. Fees are paid
-at the office, which is open from eight to six, on Sundays from ten to noon. Ferries have the right of way in the whole
-basin. In fog the signal station gives one long sound each minute and the lock stays closed. Lost property is kept for
-three months. Dogs are welcome on the quays and not in the hall. The museum in the old warehouse shows the harbour as it
-was when coffee and spices came in sacks, and the tides run through its model every ten minutes, with bells."""
+GUIDE = """You answer for the harbour office. Be short and exact. Ships of up to ninety metres moor at the north quay,
+longer ones at the east quay, where there is a crane for forty tonnes. The lock opens two hours before high water and
+closes one hour after it. A pilot is compulsory from sixty metres on and is ordered six hours ahead, by radio on
+channel twelve or by telephone. Water and power are at every berth; the meters are read at seven in the morning. Waste
+is taken on Tuesdays and Fridays. Dangerous goods are declared a day ahead and stay on board until the fire brigade
+has come. Fishing boats sell at the hall from five until eight. Yachts go to the inner basin, two nights at most
+between June and September. Fees are paid at the office, which is open from eight to six, on Sundays from ten to noon.
+Ferries have the right of way in the whole basin. In fog the signal station gives one long sound each minute and the
+lock stays closed. Lost property is kept for three months. Dogs are welcome on the quays and not in the hall. The
+museum in the old warehouse shows the harbour as it was when coffee and spices came in sacks, and the tides run
+through its model every ten minutes, with bells."""
 
 
 class Visitor(NamedTuple):
@@ -105,7 +106,9 @@ SCENES = (
             Visitor("hugo", "Where is the crane?", answer=96, samples=2),
         ),
     ),
-    Scene("one leaves before the answer is complete", (Visitor("ida", "Are dogs allowed?", leaves_after=6),)),
+    Scene(
+        "one leaves before the answer is complete", (Visitor("ida", "Are dogs allowed?", answer=96, leaves_after=6),)
+    ),
 )
 
 
@@ -136,7 +139,7 @@ async def serve(office: Office, visitor: Visitor) -> None:
 
 
 def prompt_of(office: Office, visitor: Visitor) -> list[int]:
-    """Token ids: the guide or a log, cut to size so that block counts are the same for every model, then the question."""
+    """Token ids: the guide or a log, cut to size so that all models need as many blocks, and then the question."""
     question = office.encode(f"\n\nQuestion: {visitor.question}\nAnswer:")
     if not visitor.log_tokens:
         return office.encode(GUIDE)[:GUIDE_TOKENS] + question

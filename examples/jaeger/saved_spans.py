@@ -54,10 +54,10 @@ class Span(NamedTuple):
     links: tuple[Link, ...]
     failed: bool
 
-    def number(self, name: str) -> float:
+    def number(self, name: str) -> int:
         """An attribute that counts something; 0 when it is absent."""
         value = self.attributes.get(name)
-        return value if isinstance(value, int | float) else 0
+        return value if isinstance(value, int) else 0
 
     def text(self, name: str) -> str:
         """An attribute in words; empty when it is absent."""

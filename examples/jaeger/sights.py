@@ -46,7 +46,7 @@ def worth_opening(spans: Sequence[Span]) -> list[Sight]:
         traces[span.trace].append(span)
     called = request_names(spans)
     sights = [
-        Sight(span.text(names.REQUEST_ID), span.trace, tuple(_lines(span, traces[span.trace], called)))
+        Sight(span.text(names.REQUEST_ID), span.trace, tuple(_Story(span, traces[span.trace], called).lines()))
         for span in spans
         if is_request(span)
     ]
@@ -56,65 +56,61 @@ def worth_opening(spans: Sequence[Span]) -> list[Sight]:
     return [*chosen, *_roots(spans)]
 
 
-def _lines(request: Span, trace: Sequence[Span], called: Mapping[str, str]) -> Iterator[str]:
-    """All that can be said of one request."""
-    by_name: dict[str, list[Span]] = defaultdict(list)
-    for span in trace:
-        by_name[span.name].append(span)
-    for tell in _TELLERS:
-        yield from tell(request, by_name, called)
+class _Story(NamedTuple):
+    """What can be said of one request."""
 
+    request: Span
+    trace: Sequence[Span]
+    called: Mapping[str, str]
 
-Tell = Callable[[Sequence[Span]], str]
+    def lines(self) -> Iterator[str]:
+        yield from self._found()
+        yield from self._copied()
+        yield from self._evicted()
+        yield from self._interrupted()
 
+    def _all(self, name: str) -> list[Span]:
+        return [span for span in self.trace if span.name == name]
 
-def _found(request: Span, spans: Mapping[str, list[Span]], called: Mapping[str, str]) -> Iterator[str]:
-    tokens = int(request.number(names.USAGE_INPUT_TOKENS))
-    if cached := int(request.number(names.USAGE_CACHE_READ)):
-        yield f"queue: {cached} of its {tokens} prompt tokens were found in the cache"
-    chunks = len(spans[names.PREFILL_CHUNK])
-    if chunks > 1:
-        yield f"prefill: computed in {chunks} chunks, each with a link to its {names.STEP}"
+    def _found(self) -> Iterator[str]:
+        if cached := self.request.number(names.USAGE_CACHE_READ):
+            tokens = self.request.number(names.USAGE_INPUT_TOKENS)
+            yield f"queue: {cached} of its {tokens} prompt tokens were found in the cache"
+        if chunks := self._all(names.PREFILL_CHUNK):
+            yield f"prefill: computed in {len(chunks)} chunks, each with a link to its {names.STEP}"
 
+    def _copied(self) -> Iterator[str]:
+        if forks := self._all(names.COW_FORK):
+            yield f"cow_fork: {_blocks(forks)} copied, where samples or requests that share a block part"
+        for name, where in ((names.SWAP_OUT, "down to"), (names.SWAP_IN, "back from")):
+            if moved := self._all(name):
+                tiers = dict.fromkeys(span.text(names.TIER) for span in moved)
+                yield f"{name}: {_blocks(moved)} went {where} {' and '.join(tiers)}"
 
-def _evicted(request: Span, spans: Mapping[str, list[Span]], called: Mapping[str, str]) -> Iterator[str]:
-    if not (evictions := spans[names.EVICT]):
-        return
-    owners = dict.fromkeys(called.get(link.span, "somebody") for span in evictions for link in span.links)
-    listed = ", ".join(list(owners)[:MOST_OWNERS])
-    yield f"evict: {_blocks(evictions)} pushed out; the links lead to who used them last: {listed}"
+    def _evicted(self) -> Iterator[str]:
+        if evictions := self._all(names.EVICT):
+            links = [link.span for span in evictions for link in span.links]
+            owners = list(dict.fromkeys(self.called.get(link, "somebody") for link in links))
+            listed = ", ".join(owners[:MOST_OWNERS])
+            yield f"evict: {_blocks(evictions)} pushed out; the links lead to who used them last: {listed}"
 
-
-def _copied(request: Span, spans: Mapping[str, list[Span]], called: Mapping[str, str]) -> Iterator[str]:
-    if forks := spans[names.COW_FORK]:
-        yield f"cow_fork: {_blocks(forks)} copied, where samples or requests that share a block part"
-    for name, where in ((names.SWAP_OUT, "down to"), (names.SWAP_IN, "back from")):
-        tiers = dict.fromkeys(span.text(names.TIER) for span in spans[name])
-        if tiers:
-            yield f"{name}: {_blocks(spans[name])} went {where} {' and '.join(tiers)}"
-
-
-def _interrupted(request: Span, spans: Mapping[str, list[Span]], called: Mapping[str, str]) -> Iterator[str]:
-    kinds = {event.attributes.get(names.KIND) for event in request.events if event.name == names.PREEMPT}
-    for kind in sorted(map(str, kinds)):
-        resumed = sum(event.name == names.RESUME for event in request.events)
-        yield f"preempt ({kind}): a second queue follows the first decode; resume: {resumed}"
-    if request.failed:
-        yield f"its status is an error, error.type is {request.text(names.ERROR_TYPE)}"
-
-
-_TELLERS = (_found, _copied, _evicted, _interrupted)
+    def _interrupted(self) -> Iterator[str]:
+        preemptions = [event for event in self.request.events if event.name == names.PREEMPT]
+        for kind in sorted({str(event.attributes.get(names.KIND)) for event in preemptions}):
+            yield f"preempt ({kind}) is an event, and a second queue follows the decode; so is resume, at its end"
+        if self.request.failed:
+            yield f"its status is an error, error.type is {self.request.text(names.ERROR_TYPE)}"
 
 
 def _blocks(spans: Sequence[Span]) -> str:
-    count = int(sum(span.number(names.BLOCKS) for span in spans))
+    count = sum(span.number(names.BLOCKS) for span in spans)
     return f"{count} block" if count == 1 else f"{count} blocks"
 
 
 def _roots(spans: Sequence[Span]) -> Iterator[Sight]:
     """The fullest of what belongs to no request."""
     tellers: tuple[tuple[str, Callable[[Span], str]], ...] = (
-        (names.STEP, lambda span: f"links to {len(span.links)} requests, {int(span.number(names.TOKENS))} tokens"),
+        (names.STEP, lambda span: f"links to {len(span.links)} requests, {span.number(names.TOKENS)} tokens"),
         (names.SNAPSHOT, _moved),
         (names.PERSIST, _moved),
     )

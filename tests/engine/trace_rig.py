@@ -4,9 +4,11 @@ must keep.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import NamedTuple
 
 import anyio
@@ -14,12 +16,11 @@ import pytest
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.trace import Tracer, format_span_id
 from opentelemetry.trace import TracerProvider as AnyProvider
-from opentelemetry.trace import format_span_id
 
 from octavo import AsyncEngine, EngineConfig, SamplingParams
 from octavo.engine import life, mounting
-from octavo.engine.model.runner import StepInput
 from octavo.engine.model.text import TextCodec
 from octavo.engine.testing import FakeRunner
 from octavo.telemetry import names
@@ -99,6 +100,20 @@ class Spans:
         return [link.span_id for link in span.links if link.attributes.get(names.RELATION) == relation]
 
 
+NOTES = {f"octavo.telemetry.record.{name}" for name in ("NotedRequest", "NotedTrack", "Stage", "Act", "Event", "Step")}
+"""What a traced request consists of, until its spans are made."""
+
+
+def tracer_of(provider: AnyProvider) -> Tracer:
+    """That of the application around the engine."""
+    return provider.get_tracer("caller")
+
+
+def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What OpenTelemetry logged: contexts that cannot be detached, spans that end twice (TRACE-01, TRACE-04)."""
+    return [each.getMessage() for each in caplog.get_records("call") if each.name.startswith("opentelemetry")]
+
+
 def recording() -> tuple[TracerProvider, Recorder]:
     """A provider that samples everything, and what it makes."""
     provider, recorder = TracerProvider(shutdown_on_exit=False), Recorder()
@@ -127,14 +142,15 @@ async def traced(
     on_step: OnStep | None = None,
     mounts: Mapping[str, MakeTier] | None = None,
     restore: str | None = None,
-    **config: object,
+    settings: Mapping[str, object] = MappingProxyType({}),
+    **more: object,
 ) -> AsyncIterator[AsyncEngine]:
     """An engine that is traced and whose steps run in the event loop; see the conftest. When it ends nothing is left
     of its requests, in the tracing neither.
     """
     thread, watch = InlineThread(), watch or Watch()
     own = {} if mounts is None else {"tiers": tuple(mounts)}
-    settings = EngineConfig(**DEFAULTS | own | config)  # type: ignore[arg-type]  # names and values come from the tests
+    config = EngineConfig(**DEFAULTS | own | dict(settings) | more)  # type: ignore[arg-type]  # names and values come from the tests
 
     async def stepped(number: int) -> None:
         watch.now += STEP
@@ -145,7 +161,7 @@ async def traced(
     engine = AsyncEngine(
         runner=runner or FakeRunner(),
         codec=codec,
-        config=settings,
+        config=config,
         restore=restore,
         tracer_provider=provider,
         clock=watch,
@@ -184,10 +200,8 @@ def assert_nothing_left(tracing: Tracing) -> None:
 
 def check(recorder: Recorder, slack: int = SLACK) -> Spans:
     """Every span that began has ended, once, and all of them keep the rules."""
-    assert Counter(recorder.started) == Counter(
-        format_span_id(span.get_span_context().span_id) for span in recorder.ended
-    )
     spans = recorder.spans
+    assert Counter(recorder.started) == Counter(span.span_id for span in spans.all)
     check_rules(spans, slack)
     return spans
 
@@ -212,7 +226,8 @@ def _check_parent(spans: Spans, span: ReceivedSpan) -> None:
         return
     parent = spans.by_id[span.parent_id]
     assert parent.trace_id == span.trace_id
-    assert parent.encloses(span), (parent, span)
+    if parent.scope == span.scope:  # a caller's span has the time of day
+        assert parent.encloses(span), (parent, span)
 
 
 def _check_request(spans: Spans, request: ReceivedSpan, slack: int) -> None:
@@ -221,10 +236,10 @@ def _check_request(spans: Spans, request: ReceivedSpan, slack: int) -> None:
     assert whole.keys() <= {names.ADD_REQUEST, names.FINISH}
     assert 0 <= whole[names.ADD_REQUEST].start - request.start <= slack
     for sample, chain in phases.items():
-        for before, after in zip(chain, chain[1:], strict=False):
+        for before, after in itertools.pairwise(chain):
             assert 0 <= after.start - before.end <= slack, (sample, before, after)
             assert before.name != after.name
-        assert whole[names.FINISH].start >= chain[-1].end
+        assert names.FINISH not in whole or whole[names.FINISH].start >= chain[-1].end
     if 0 in phases:
         assert 0 <= phases[0][0].start - whole[names.ADD_REQUEST].end <= slack
     if names.FINISH in whole:
@@ -278,7 +293,6 @@ async def whole_life(patch: pytest.MonkeyPatch, provider: AnyProvider) -> Scene:
     async def on_step(number: int) -> None:
         if number == HERO_COMES:
             arrival.set()
-            await anyio.sleep(0)
 
     async def hero_comes() -> None:
         await arrival.wait()
@@ -290,7 +304,7 @@ async def whole_life(patch: pytest.MonkeyPatch, provider: AnyProvider) -> Scene:
         await engine.complete(prompt, params, request_id=request_id)
 
     settings = {"num_blocks": 12, "max_running": 3, "max_batch_tokens": 16}
-    async with traced(patch, provider, mounts={"memory": memory()}, on_step=on_step, **settings) as engine:
+    async with traced(patch, provider, mounts={"memory": memory()}, on_step=on_step, settings=settings) as engine:
         await plain(list(range(30, 46)), 4, scene.before)
         await at_peace(engine)
         async with anyio.create_task_group() as work:

@@ -30,6 +30,19 @@ IMAGE = "engine/kv/image.py"
 CANDIDATES = "policies/eviction/candidates.py"
 TENSORS = "engine/model/attention/kv_tensors.py"
 LRU = "policies/eviction/lru.py"
+SCHEDULER = "engine/scheduler.py"
+LOOP = "engine/loop.py"
+COMMIT = "engine/commit.py"
+FACE = "engine/async_engine.py"
+MEASURES = "engine/measures.py"
+READINGS = "engine/readings.py"
+METRICS = "engine/metrics.py"
+LOADING = "engine/loading.py"
+WARMING = "engine/warming.py"
+REQUEST_TRACE = "engine/request_trace.py"
+RECORD = "telemetry/record.py"
+TRACING = "telemetry/tracing.py"
+EVENT_LOG = "telemetry/events.py"
 
 IN_MANAGER = ("tests/engine/kv/test_cache_manager.py",)
 IN_TREE = ("tests/engine/kv/test_prefix_tree.py",)
@@ -56,6 +69,14 @@ IN_SNAPSHOT = ("tests/engine/test_engine_snapshot.py",)
 IN_WARMING = ("tests/engine/test_warming.py",)
 IN_CONTROL = ("tests/engine/test_cache_control.py",)
 IN_PINS = ("tests/engine/test_pins.py",)
+IN_METRICS = ("tests/engine/test_metrics.py",)
+IN_TRACES = ("tests/engine/test_traces.py",)
+IN_COUNTED_ONCE = ("tests/engine/test_counted_once.py",)
+IN_RECORD = ("tests/telemetry/test_record.py",)
+IN_TRACING = ("tests/telemetry/test_tracing.py",)
+IN_EVENTS = ("tests/telemetry/test_events.py",)
+IN_KV_EVENTS = ("tests/engine/test_kv_events.py",)
+IN_HISTOGRAM = ("tests/telemetry/test_histogram.py",)
 
 
 class Mutant(NamedTuple):
@@ -324,10 +345,10 @@ KNOWN_FAULTS = (
     Mutant(
         "31 match and retain are not one act",
         MANAGER,
-        "            fresh = self._allocate(needed, after=shared[-1] if shared else -1)\n",
+        "            fresh = self._allocate(needed, sequence.track, after=shared[-1] if shared else -1)\n",
         "            if node is not None:\n"
         "                self.tree.unlock(node)\n"
-        "            fresh = self._allocate(needed, after=shared[-1] if shared else -1)\n"
+        "            fresh = self._allocate(needed, sequence.track, after=shared[-1] if shared else -1)\n"
         "            if node is not None:\n"
         "                self.tree.lock(node)\n",
         IN_MACHINE,
@@ -1018,8 +1039,8 @@ TIERED_ENGINE = (
     Mutant(
         "warming counts as use",
         "engine/warming.py",
-        "self._loads.begin(sequence, names, finished, is_use=False)",
-        "self._loads.begin(sequence, names, finished, is_use=True)",
+        "self._loads.begin(sequence, wanted, finished, is_use=False)",
+        "self._loads.begin(sequence, wanted, finished, is_use=True)",
         IN_WARMING,
     ),
     Mutant(
@@ -1152,4 +1173,259 @@ TIERED_ENGINE = (
     ),
 )
 
-MUTANTS = KNOWN_FAULTS + MORE + TIERS + TIERED_ENGINE
+TELEMETRY = (
+    # what is counted
+    Mutant(
+        "what is found again counts as a hit",
+        MANAGER,
+        "        if sequence.resumed:\n            self._counts.resume_hit_tokens += tokens\n            return\n",
+        "",
+        IN_METRICS,
+    ),
+    Mutant(
+        "what warming finds counts as found again",
+        WARMING,
+        "resumed=True, used=False)",
+        "resumed=True)",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "all that was loaded came from the first tier",
+        LOADING,
+        "key=lambda block: block.tier)",
+        "key=lambda block: blocks[0].tier)",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "a request ends for the reason of its first draw",
+        COMMIT,
+        "        shown = group.samples if results is None else results\n",
+        "        shown = group.samples\n",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "a fork that is refused is not counted",
+        FACE,
+        "        except BaseException as error:\n            self._note_refusal(trace, error)\n            raise\n",
+        "        except BaseException as error:\n            trace.finish(type(error).__name__)\n            raise\n",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "a load that is given up has found what it found first",
+        SCHEDULER,
+        "            self._tiering.loads.give_up(sample.sequence)\n            self._note_found(sample)\n",
+        "            self._tiering.loads.give_up(sample.sequence)\n",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "ready before it has warmed",
+        WARMING,
+        "Readiness.WARMING if budget_blocks >= 1 and manager.names else Readiness.READY",
+        "Readiness.READY",
+        IN_COUNTED_ONCE,
+    ),
+    # what is measured
+    Mutant(
+        "the first token of every sample is timed",
+        COMMIT,
+        "        if first is None:\n            self._measures.first_token(group, now)\n",
+        "        self._measures.first_token(group, now)\n",
+        IN_METRICS,
+    ),
+    Mutant(
+        "aborted requests are timed to their end",
+        MEASURES,
+        "        if reason is not FinishReason.ABORT:\n",
+        "        if reason:\n",
+        IN_METRICS,
+    ),
+    Mutant(
+        "the bound of a bucket belongs to the next",
+        "telemetry/histogram.py",
+        "        self._counts[bisect_left(self._bounds, value)] += weight\n",
+        "        self._counts[bisect_left(self._bounds, value + 1e-9)] += weight\n",
+        IN_HISTOGRAM,
+    ),
+    Mutant(
+        "exemplars name traces that nobody kept",
+        MEASURES,
+        "        if origin is None or not origin.trace_flags.sampled:\n",
+        "        if origin is None:\n",
+        IN_METRICS,
+    ),
+    Mutant(
+        "gauges of a closed engine keep their last values",
+        READINGS,
+        "    return Readings({**last.numbers, **still}, last.histograms, last.infos)\n",
+        "    return last\n",
+        IN_METRICS,
+    ),
+    Mutant(
+        "reasons to wait outlive those who waited",
+        READINGS,
+        "stats.waiting_reasons if stats.waiting else {}",
+        "stats.waiting_reasons",
+        IN_METRICS,
+    ),
+    Mutant(
+        "closing is in no metric",
+        METRICS,
+        "        with suppress(Exception):  # what cannot be read any more stays as it was\n            self._take()\n",
+        "",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "tenants are labels",
+        COMMIT,
+        "        self._counters.finished[reason.value] += 1\n",
+        '        self._counters.finished[f"{reason.value} {group.namespace.salt}"] += 1\n',
+        IN_METRICS,
+    ),
+    # what spans say
+    Mutant(
+        "an eviction says no reason",
+        EVICTION,
+        "{names.REASON: reason, names.POLICY: self._policy_name, ",
+        "{names.POLICY: self._policy_name, ",
+        IN_TRACES,
+    ),
+    Mutant(
+        "an eviction links to whom it is for",
+        EVICTION,
+        "track.act(names.EVICT, note.began, self._clock(), shown, note.links())",
+        "track.act(names.EVICT, note.began, self._clock(), shown, "
+        '[Link(track.origin, "victim_owner")] if track.origin else [])',
+        IN_TRACES,
+    ),
+    Mutant(
+        "a block that is loaded as a whole was copied in part",
+        SCHEDULER,
+        "        self._cache.forgo_copy(sample.sequence, admission.copies)\n",
+        "        self._cache.keep_copy(sample.sequence, admission.copies)\n"
+        "        self._cache.forgo_copy(sample.sequence, admission.copies)\n",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "every beam tells of the preemption of all",
+        SCHEDULER,
+        "        self._note_preemption(together)\n        for member in together:\n",
+        "        for member in together:\n            self._note_preemption(together)\n",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "a failed copy is told of as made",
+        "engine/exports.py",
+        "            self._note(group, began, {names.ERROR_TYPE: type(error).__name__})\n",
+        "            self._note(group, began, NOTHING)\n",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "nobody hears of copies for a snapshot",
+        "engine/snapshotting.py",
+        "run.meta, feed, journal)",
+        "run.meta, feed)",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "a step without survivors has no span",
+        LOOP,
+        "        traces = self._traces_in(plan.rows) if self._tracing.live else ()  # before some of them are aborted\n"
+        "        self._run_inbox()\n",
+        "        self._run_inbox()\n        traces = self._traces_in(plan.rows) if self._tracing.live else ()\n",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "rows that failed were computed",
+        LOOP,
+        "            names.TOKENS: computed,\n",
+        "            names.TOKENS: sum(row.count for row in rows),\n",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "what a beam computes again while another decodes is lost",
+        TRACING,
+        "stage.name == names.PREFILL and len(stage.chunks) == 1",
+        "len(stage.chunks) == 1",
+        IN_COUNTED_ONCE,
+    ),
+    Mutant(
+        "an act hangs below the request, not the phase",
+        RECORD,
+        "            (self.acts if stage is None else stage.acts).append(act)\n",
+        "            self.acts.append(act)\n",
+        IN_RECORD,
+    ),
+    Mutant(
+        "a phase outlasts the decision to finish",
+        RECORD,
+        "    def begin_finish(self) -> None:\n        for track in self._tracks.values():\n            track.leave()\n",
+        "    def begin_finish(self) -> None:\n",
+        IN_TRACES,
+    ),
+    Mutant(
+        "an act comes after the end of its parent",
+        RECORD,
+        "        if self.is_over:\n            self.desk.note(",
+        "        if False:\n            self.desk.note(",
+        IN_RECORD,
+    ),
+    Mutant(
+        "an abort has no status",
+        REQUEST_TRACE,
+        '        trace.finish("aborted", "the request was aborted")\n',
+        "        trace.finish()\n",
+        IN_TRACES,
+    ),
+    Mutant(
+        "prompts are shown to whoever traces",
+        FACE,
+        "        if trace.shows_text:\n            trace.describe(input_text(",
+        "        if trace.is_on:\n            trace.describe(input_text(",
+        IN_TRACES,
+    ),
+    Mutant(
+        "a lost span is counted twice",
+        TRACING,
+        "item.spans if isinstance(item, NotedRequest) else 1\n",
+        "item.spans if isinstance(item, NotedRequest) else 2\n",
+        IN_TRACING,
+    ),
+    Mutant(
+        "links beyond the bound are not counted",
+        TRACING,
+        '        self.dropped["link"] += dropped\n',
+        "",
+        IN_TRACING,
+    ),
+    Mutant(
+        "what is beyond the bound of a request is not counted",
+        TRACING,
+        '        self.dropped["bound"] += request.dropped\n',
+        "",
+        IN_TRACES,
+    ),
+    # cache events
+    Mutant(
+        "bad blocks leave the cache and nobody hears of it",
+        "engine/kv_events.py",
+        "    def dropped(self, run: EvictedRun) -> None:\n        self.evicted(run)\n",
+        "    def dropped(self, run: EvictedRun) -> None:\n        pass\n",
+        IN_KV_EVENTS,
+    ),
+    Mutant(
+        "a replay begins behind what was asked for",
+        EVENT_LOG,
+        "            self._next = replay_from\n",
+        "            self._next = replay_from + 1\n",
+        IN_EVENTS,
+    ),
+    Mutant(
+        "what fell out of the buffer is replayed",
+        EVENT_LOG,
+        "log.oldest <= replay_from <= log.next_seq",
+        "log.oldest - 1 <= replay_from <= log.next_seq",
+        IN_EVENTS,
+    ),
+)
+
+MUTANTS = KNOWN_FAULTS + MORE + TIERS + TIERED_ENGINE + TELEMETRY
