@@ -82,7 +82,7 @@ class EngineStats(NamedTuple):
     loading: int
     """Samples whose prefix is on its way from a tier."""
     waiting_reasons: dict[str, int]
-    """Why those at the head of the queue wait: ``blocks``, ``slots``, ``prefix``."""
+    """Why those at the head of the queue wait: ``blocks``, ``slots``, ``prefix``, ``lookup``."""
     preemptions: int
     preemptions_by_kind: dict[str, int]
     """``swap``: a tier takes the blocks. ``recompute``: what is evicted meanwhile is computed again."""

@@ -449,6 +449,7 @@ class StepLoop:
                 logger.error("a request could not be ended cleanly", **fault_fields(again))
                 self._scheduler.drop(group)
                 group.ended_by, group.error = reason, error
+                self._counters.finished[reason.value] += 1
                 group.trace.finish(type(again).__name__, "the engine failed inside")
                 self._forget(group)
                 group.stream.close()

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from opentelemetry.metrics import MeterProvider
 from prometheus_client import CollectorRegistry
@@ -23,6 +23,8 @@ from .readings import Observed, at_rest, readings
 
 PATIENCE = 1.0
 """Seconds that a scrape waits for the event loop."""
+_REGISTERING: Final = threading.Lock()
+"""Engines of several threads may come into one registry, and leave it, at once."""
 
 
 class _Followed(NamedTuple):
@@ -69,8 +71,9 @@ class EngineMetrics:
         :raises TelemetryError: when the registry has metrics of these names, or an engine with the same labels.
         """
         if self._leave is None:
-            self._collector = collector_in(self.registry)
-            self._leave = self._collector.add(self.read, self._labels)
+            with _REGISTERING:
+                self._collector = collector_in(self.registry)
+                self._leave = self._collector.add(self.read, self._labels)
 
     def measures(self, model: str, wall: Callable[[], float], on_fault: OnFault) -> Measures:
         """The histograms of the engine that runs ``model``. ``wall``: seconds since the epoch."""
@@ -92,13 +95,14 @@ class EngineMetrics:
 
     def _withdraw(self) -> None:
         """Take the engine out of a registry that others use, and the collector with the last of them."""
-        if self._leave is not None:
-            self._leave()
-            self._leave = None
-        if self._collector is not None and not len(self._collector):
-            with suppress(KeyError):  # the host was faster
-                self.registry.unregister(self._collector)
-        self._collector = None
+        with _REGISTERING:
+            if self._leave is not None:
+                self._leave()
+                self._leave = None
+            if self._collector is not None and not len(self._collector):
+                with suppress(KeyError):  # the host was faster
+                    self.registry.unregister(self._collector)
+            self._collector = None
 
     # from any thread
 

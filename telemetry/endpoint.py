@@ -13,6 +13,8 @@ from ..errors import TelemetryError, describe
 
 PORT = 9464
 """The port that OpenTelemetry's conventions give to Prometheus endpoints."""
+SILENCE_SECONDS = 10.0
+"""A connection that says nothing for so long is given up, with its thread."""
 
 
 class MetricsServer:
@@ -56,8 +58,10 @@ def serve_metrics(registry: CollectorRegistry, host: str = "127.0.0.1", port: in
     """
     try:
         server, thread = start_http_server(port, host, registry)
-    except OSError as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # the last two: no such port, no such name
         raise TelemetryError(
             f"metrics cannot be served at {host}:{port} ({describe(error)}); give another port, or 0 for any"
         ) from error
+    silent = server.RequestHandlerClass
+    server.RequestHandlerClass = type("Handler", (silent,), {"timeout": SILENCE_SECONDS})  # type: ignore[arg-type]  # a class
     return MetricsServer(server, thread)

@@ -96,15 +96,15 @@ def setup(
 
     What is not given is as the standard ``OTEL_*`` variables say: service and resource, ``OTEL_TRACES_SAMPLER``,
     ``OTEL_TRACES_EXPORTER`` (``otlp``, ``console`` or ``none``), ``OTEL_EXPORTER_OTLP_*``, of ``OTEL_BSP_*`` the size
-    of the queue and of a batch and the delay, and the limits of spans. With ``OTEL_SDK_DISABLED=true`` there are no traces
-    at all. Else the SDK's defaults hold: OTLP over HTTP to ``http://localhost:4318``, all requests traced unless their
-    caller's trace is not. An exporter's call, retries included, ends after ``OTEL_EXPORTER_OTLP_TIMEOUT`` (10 seconds);
-    8192 other spans may wait meanwhile.
+    of the queue and of a batch and the delay, and the limits of spans. With ``OTEL_SDK_DISABLED=true`` there are no
+    traces at all. Else the SDK's defaults hold: OTLP over HTTP to ``http://localhost:4318``, all requests traced
+    unless their caller's trace is not. An exporter's call, retries included, ends after
+    ``OTEL_EXPORTER_OTLP_TIMEOUT`` (10 seconds); 8192 other spans may wait meanwhile.
 
     ``sample``: share of the requests to trace, of those that do not come with a trace; a step is shown where a traced
     request is in it. ``endpoint``: the collector, with or without the path of traces. ``protocol``: ``http/protobuf``
-    or ``grpc``. ``exporter``: one of your own. ``set_global``: make it the process's provider, too. ``close_timeout``:
-    seconds that closing may take.
+    or ``grpc``. ``exporter``: one of your own. ``set_global``: make it the process's provider, too.
+    ``close_timeout``: seconds that closing may take.
 
     :raises InvalidRequest: an argument is out of range.
     :raises TelemetryError: an extra is missing, a variable is not understood, or there is a global provider already.

@@ -23,7 +23,7 @@ from .control import CacheControl
 from .cost import CostModel
 from .in_flight import InFlight
 from .loads import TierCost
-from .names import end_name, names_of
+from .names import end_name
 from .prefix_tree import Match
 from .publishing import Publisher
 from .sequence import NEVER, Sequence, State
@@ -203,15 +203,10 @@ class CacheManager(CacheControl):
 
         :raises CacheMisuse: when it is not admitted.
         """
-        node, gone = sequence.node, list[BlockName]()
+        node = sequence.node
         self._leave(sequence, State.FINISHED)
-        while node is not None and node in self.tree.candidates:
-            above = node.parent
-            if self._watchers.of_names:
-                gone += names_of(node)
-            self._evictor.drop(node, "distrust", sequence.track)
-            node = above
-        return gone
+        path = [] if node is None else list(self.tree.path(node))
+        return self._evictor.drop(path, "distrust", sequence.track)
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the blocks back; the sequence keeps its tokens and can be admitted again.

@@ -218,7 +218,5 @@ class CacheControl:
 
     def _forget(self, nodes: list[Node]) -> list[BlockName]:
         names = [name for node in nodes for name in names_of(node)]
-        for node in reversed(nodes):
-            if node in self.tree.candidates:
-                self._evictor.drop(node, "forget")
+        self._evictor.drop(reversed(nodes), "forget")
         return names

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from ...storage.naming import BlockName
 from ...telemetry import names
 from ...telemetry.record import MOST_LINKS, Link, Origin, Track, Value
 from .block_pool import BlockPool
 from .containment import ContainedPolicy
 from .ghosts import Ghost, Ghosts
+from .names import names_of
 from .node import Node
 from .prefix_tree import PrefixTree
 from .residency import Residency
@@ -86,13 +88,25 @@ class Evictor:
             self._write(note, track, reason)
         return self._pool.free - goal + count
 
-    def drop(self, node: Node, reason: str, cause: Track | None = None) -> None:
-        """Take a whole candidate out of the cache whose contents are bad or to be forgotten."""
-        track = cause or self._background
-        if track.is_on:
-            note = EvictionNote(self._clock())
-            note.add(node, len(node.ids))
+    def drop(self, nodes: Iterable[Node], reason: str, cause: Track | None = None) -> list[BlockName]:
+        """Take whole nodes out of the cache whose contents are bad or to be forgotten: those of ``nodes`` that are
+        candidates when their turn comes, so children come first. Returns their names, if anybody reads names.
+        """
+        track, gone = cause or self._background, list[BlockName]()
+        note = EvictionNote(self._clock()) if track.is_on else None
+        for node in nodes:
+            if node not in self._tree.candidates:
+                continue
+            if self._watchers.of_names:
+                gone += names_of(node)
+            if note is not None:
+                note.add(node, len(node.ids))
+            self._drop(node, reason, track)
+        if note is not None:
             self._write(note, track, reason)
+        return gone
+
+    def _drop(self, node: Node, reason: str, track: Track) -> None:
         run = self._run(node, len(node.ids), reason, track)
         ids, _ = self._tree.cut_tail(node, len(node.ids))
         self.evicted[reason] += len(ids)

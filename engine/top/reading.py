@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import math
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -113,8 +114,9 @@ def parsed(text: str, content_type: str, chosen: Labels, when: float) -> Scrape:
     engines: set[Labels] = set()
     for sample in _samples(text, content_type):
         metric = KNOWN.get(sample.name)
-        if metric is None or sample.value != sample.value:  # NaN says nothing
+        if metric is None or not math.isfinite(sample.value):  # says nothing
             continue
+        float(sample.labels.get("le", 0))  # a bound that is none is found here
         series = _series(metric, sample.labels)
         engines.add(series.engine)
         if chosen <= series.engine | series.labels:

@@ -24,7 +24,7 @@ from .rates import Rate
 from .remembered import Remembered
 from .report import Counters, TierReport
 from .settings import ManagerSettings
-from .verification import as_count, as_flags, as_nothing, as_spilled, as_stored
+from .verification import as_count, as_flags, as_nothing, as_spilled, as_stats, as_stored
 from .watching import TierWatcher, Witness
 from .write_queue import WriteQueue
 
@@ -105,6 +105,7 @@ class Mount:
         self._around = around
         self._calls = Calls()
         self._slots = anyio.Semaphore(settings.concurrent_reads)
+        self._told = TierStats()
 
     # what it is good for
 
@@ -143,7 +144,7 @@ class Mount:
         """Tell ``watcher`` from now on what enters and leaves."""
         self.witness = None
         if watcher is not None:
-            self.witness = Witness(self.name, watcher, has=self._has, stats=self._stats)
+            self.witness = Witness(self.name, watcher, has=self._has, asks=lambda: self.asks, stats=self._stats)
 
     def _has(self, shelf: Shelf, name: BlockName) -> bool | None:
         there = self._peek(shelf, (name,))
@@ -185,7 +186,7 @@ class Mount:
             self.remembered.note(shelf, names, there)
         if self.witness is not None and not all(there):
             missing = [name for name, found in zip(names, there, strict=True) if not found]
-            self.witness.removed(shelf, missing)
+            self.witness.missed(shelf, missing)
         return Answer(stored, seconds)
 
     async def put(self, shelf: Shelf, records: Sequence[Record]) -> list[bool]:
@@ -313,6 +314,7 @@ class Mount:
         """Best effort. A second call does nothing."""
         if self.closed or not self.opened:
             return
+        self._stats()  # the last ones: it may have none afterwards
         with suppress(StorageError):
             await self.call("close", self.tier.close, as_nothing, seconds=seconds)
         self.closed = True
@@ -349,12 +351,20 @@ class Mount:
         )
 
     def _stats(self) -> TierStats:
+        """What the tier tells of itself. Its counters never fall, also when it tells nothing or was closed."""
+        if self.closed:
+            return self._told._replace(healthy=False, problem="it is closed")
+        self._told = as_stats(self._asked_for_stats(), self._told)
+        return self._told
+
+    def _asked_for_stats(self) -> object:
+        if not self.opened:
+            return TierStats(healthy=False, problem="it is not open")
         try:
-            stats = self.tier.stats() if self.opened else TierStats(healthy=False, problem="it is not open")
+            return self.tier.stats()
         except Exception as error:  # noqa: BLE001  # a plug-in may raise anything
-            self._failed("stats", error)
+            self._log("stats", error)  # not counted: whoever looks would change what is seen
             return TierStats(healthy=False, problem=describe(error))
-        return stats if isinstance(stats, TierStats) else TierStats(healthy=False, problem="it has no statistics")
 
     def fill(self) -> tuple[int, int | None]:
         """(bytes, capacity) as the tier says."""
@@ -396,6 +406,9 @@ class Mount:
     def _failed(self, what: str, error: Exception) -> None:
         self.counters.failures += 1
         self.counters.timeouts += isinstance(error, Overdue)
+        self._log(what, error)
+
+    def _log(self, what: str, error: Exception) -> None:
         self._around.limited.log(
             self._around.logger.warning,
             "tier_failed",

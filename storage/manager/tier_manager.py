@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, aclosing, suppress
 
 import anyio
+import anyio.lowlevel
 
 from ...errors import StorageError, describe
 from ...telemetry.logging import Logger, RateLimited
@@ -47,6 +48,8 @@ __all__ = [
     "TierWatcher",
 ]
 
+SURVEY_BLOCKS = 1024
+"""Blocks of a tier that are told of in one go, so that the event loop does other things between."""
 LOG_INTERVAL = 30.0
 """Seconds between two log lines of one kind about one tier."""
 CLOSE_GRACE = 0.5
@@ -128,8 +131,8 @@ class TierManager:
             mount.watch(watcher)
 
     async def survey(self, tier: str, note: Callable[[list[Listed]], None]) -> None:
-        """Hand ``note`` everything that lies in one tier, at a moment when nothing is being written there: what a
-        watcher hears afterwards comes on top. Nothing of a tier that other engines share, and less when it fails.
+        """Hand ``note`` everything that lies in one tier, a part at a time, while nothing is being written there: what
+        a watcher hears afterwards comes on top. Nothing of a tier that other engines share, and less when it fails.
 
         Writing into the tier waits as long as the listing takes.
         """
@@ -137,10 +140,19 @@ class TierManager:
         if mount.tier.shared:
             return
         async with mount.writing, aclosing(kept_in(mount, None)) as blocks:
-            there = [listed async for listed in blocks]
-            if mount.witness is not None:
-                mount.witness.know((listed.shelf, listed.head.name) for listed in there)
-            note(there)
+            part: list[Listed] = []
+            async for listed in blocks:
+                part.append(listed)
+                if len(part) == SURVEY_BLOCKS:
+                    self._surveyed(mount, part, note)
+                    part = []
+                    await anyio.lowlevel.checkpoint()
+            self._surveyed(mount, part, note)
+
+    def _surveyed(self, mount: Mount, there: list[Listed], note: Callable[[list[Listed]], None]) -> None:
+        if mount.witness is not None:
+            mount.witness.know((listed.shelf, listed.head.name) for listed in there)
+        note(there)
 
     # looking
 

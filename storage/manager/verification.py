@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from ...errors import StorageError, describe
-from ..base import Head, Listed, Meta, Record, Stored
+from ..base import Head, Listed, Meta, Record, Stored, TierStats
 from ..naming import NAME_BYTES, BlockName, Shelf
 from ..record import Opened, RecordCodec
 
@@ -166,3 +166,23 @@ def _seconds(value: object) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
         return float(value)
     return None
+
+
+def as_stats(answer: object, before: TierStats) -> TierStats:
+    """Statistics with numbers where numbers belong, and counters that are at least those ``before``."""
+    if not isinstance(answer, TierStats):
+        return before._replace(healthy=False, problem="it has no statistics")
+    return TierStats(
+        blocks=_number(answer.blocks),
+        bytes=_number(answer.bytes),
+        capacity=None if answer.capacity is None else _number(answer.capacity),
+        evicted=max(_number(answer.evicted), before.evicted),
+        declined=max(_number(answer.declined), before.declined),
+        corrupt=max(_number(answer.corrupt), before.corrupt),
+        healthy=bool(answer.healthy),
+        problem=str(answer.problem),
+    )
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

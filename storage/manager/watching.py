@@ -8,6 +8,7 @@ the others, and for those that are shared with other engines, it is a hint.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -32,7 +33,8 @@ class TierWatcher(Protocol):
 
 
 class Witness:
-    """Tells a watcher of one tier. Memory: one entry for each block that the tier has."""
+    """Tells a watcher of one tier. Memory: one entry for each block that the tier has; none where it
+    would have to be asked."""
 
     def __init__(
         self,
@@ -40,21 +42,28 @@ class Witness:
         watcher: TierWatcher,
         *,
         has: Callable[[Shelf, BlockName], bool | None],
+        asks: Callable[[], bool],
         stats: Callable[[], TierStats],
     ) -> None:
-        """``has``: whether the tier has a block, as it says from memory; ``None``: it would have to be asked."""
+        """``has``: whether the tier has a block, as it says from memory; ``None``: it would have to be asked.
+        ``asks``: whether that is so of all.
+        """
         self._tier = tier
         self._watcher = watcher
         self._has = has
+        self._asks = asks
         self._stats = stats
-        self._told: dict[tuple[Shelf, BlockName], None] = {}  # whom to look at first comes first
+        self._told: OrderedDict[tuple[Shelf, BlockName], None] = OrderedDict()  # whom to look at first comes first
         self._dropped = self._drops()
         self._due = 0
         self._looked = 0
 
     def know(self, blocks: Iterable[tuple[Shelf, BlockName]]) -> None:
-        """These were found in the tier."""
-        self._told.update(dict.fromkeys(blocks))
+        """These were found in the tier. Of one that would have to be asked nobody learns what is gone: they would stay
+        here for ever.
+        """
+        if not self._asks():
+            self._told.update(dict.fromkeys(blocks))
 
     def stored(self, shelf: Shelf, heads: Sequence[Head]) -> None:
         """It keeps these; to do so, it may have dropped others."""
@@ -72,10 +81,21 @@ class Witness:
             self._told.pop((shelf, name), None)
         self._watcher.removed(self._tier, shelf, names)
 
+    def missed(self, shelf: Shelf, names: Sequence[BlockName]) -> None:
+        """A read did not find these; what was stored again while it ran is there."""
+        if gone := [name for name in names if not self._has(shelf, name)]:
+            self.removed(shelf, gone)
+
     def erased(self, tenant: bytes) -> None:
-        """It was made to forget a tenant."""
-        self._told = {key: None for key in self._told if key[0].tenant != tenant}
-        self._watcher.erased(self._tier, tenant)
+        """It was made to forget a tenant. What was told is named; a tier that has to be asked may have had more."""
+        gone: dict[Shelf, list[BlockName]] = {}
+        for shelf, name in self._told:
+            if shelf.tenant == tenant:
+                gone.setdefault(shelf, []).append(name)
+        for shelf, names in gone.items():
+            self.removed(shelf, names)
+        if self._asks():
+            self._watcher.erased(self._tier, tenant)
 
     def _drops(self) -> int:
         stats = self._stats()
@@ -89,8 +109,7 @@ class Witness:
             if not self._due or self._looked >= len(self._told):
                 self._due = self._looked = 0
                 break
-            key = next(iter(self._told))
-            del self._told[key]
+            key, _ = self._told.popitem(last=False)
             if self._has(*key) is False:
                 missing.setdefault(key[0], []).append(key[1])
                 self._due -= 1

@@ -64,6 +64,8 @@ class Plan(NamedTuple):
     mounts: tuple[tuple[str, int | None, bool], ...]
     """Tiers: kind, bound, and whether it misbehaves when told to."""
     restarts: bool
+    waits: bool
+    """Whether the crowd comes when what was stored has been warmed; otherwise at once."""
 
 
 ACTS = st.builds(
@@ -102,6 +104,7 @@ PLANS = st.builds(
     settings=SETTINGS,
     mounts=MOUNTS.map(tuple),
     restarts=st.sampled_from((True, False)),
+    waits=st.booleans(),
 )
 
 
@@ -171,6 +174,8 @@ class Crowd:
             settings={**self.plan.settings, "block_size": BLOCK_SIZE},
         ) as engine:
             visit = Visit(engine, runner, watch, faulty, acts, self._next_snapshot)
+            if self.plan.waits:
+                await visit.rest()
             for each in rounds:
                 acts.extend(each)
                 await visit.carry_out()
@@ -225,6 +230,10 @@ class Visit:
                 await self._do(self._acts.popleft())
             tasks, self._tasks = self._tasks, []
             await asyncio.gather(*tasks)
+        await self.rest()
+
+    async def rest(self) -> None:
+        """Until nothing is under way, with all that was broken mended."""
         self._runner.broken.clear()
         for each in self._faulty:
             each.tier.heal()
@@ -348,11 +357,11 @@ USUAL: dict[str, object] = {
     "trace_decode_steps": 1,
     "warm_bytes": 2**20,
 }
-SENDS = [Act("send", which, LONGEST, shape, 13) for which, shape in enumerate(SHAPES)]
-PRESSED = Plan([SENDS], USUAL, (), restarts=False)
+SENDS = [Act("send", which, 9, "plain", 13) for which in range(0, 27, 3)]
+PRESSED = Plan([SENDS], USUAL, (), restarts=False, waits=False)
 """Too many requests for a tiny pool."""
-RESTARTED = Plan([SENDS[:3], [Act("cool", 11, 1, "plain", 0), *SENDS[:3]]], USUAL, (("lasting", None, False),), True)
-"""What was stored is loaded, and warmed when the engine comes back."""
+RESTARTED = Plan([SENDS], USUAL, (("lasting", None, False), ("lasting", 8, True)), restarts=True, waits=True)
+"""The same with tiers; what was stored is warmed when the engine comes back."""
 
 REACHED = {
     *(f"evictions by {reason}" for reason in ("allocate", "watermark", "call", "forget", "distrust")),

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, Status, StatusCode
 
-from octavo.tests.telemetry.otlp_receiver import HttpReceiver
+from octavo.tests.telemetry.otlp_receiver import GrpcReceiver, HttpReceiver, Receiver
 
 if TYPE_CHECKING:
     from octavo.examples.jaeger.saved_spans import Span
@@ -111,10 +111,12 @@ def test_what_is_worth_opening_is_told_with_its_trace(played: Played) -> None:
     assert any("preempt (swap)" in seen for seen in lines.values())
 
 
-def test_without_a_file_the_spans_go_to_the_collector() -> None:
-    receiver = HttpReceiver()
+@pytest.mark.parametrize("kind", [HttpReceiver, GrpcReceiver])
+def test_without_a_file_the_spans_go_to_the_collector(kind: type[Receiver]) -> None:
+    receiver = kind()
+    protocol = {"OTEL_EXPORTER_OTLP_PROTOCOL": kind.protocol, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
     try:
-        shown = _run("load.py", "--fake", "--port", "0", OTEL_EXPORTER_OTLP_ENDPOINT=receiver.endpoint)
+        shown = _run("load.py", "--fake", "--port", "0", **protocol)
         delivered = re.search(r"^(\d+) spans were delivered, 0 lost$", shown, re.MULTILINE)
         assert delivered is not None
         assert len(receiver.received.spans) == int(delivered[1])
