@@ -1,8 +1,8 @@
 """A harbour office under pressure: requests that share a long guide, in a pool that is too small for all of them.
 
-    docker compose up -d && python examples/jaeger/load.py         # the traces go to Jaeger
-    python examples/jaeger/load.py --save spans.jsonl              # they go into a file; no collector is needed
-    python examples/jaeger/load.py --fake --save spans.jsonl       # and no model either
+    python examples/jaeger/load.py                              # the traces go to Jaeger (compose.yaml)
+    python examples/jaeger/load.py --save spans.jsonl           # they go into a file; no collector is needed
+    python examples/jaeger/load.py --fake --save spans.jsonl    # and no model either
 
 Visitors come one by one and all at once. Their requests are queued, find the guide in the cache, share it between
 samples, push out what others have left, are preempted, go down to host memory and disk and come back. One visitor
@@ -236,6 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"error: {error}")
     show(decode([encode(seen.get_finished_spans())]), are_in_jaeger=chosen.save is None)
     print(f"\n{telemetry.spans_exported} spans were delivered, {telemetry.spans_lost} lost")
+    if telemetry.spans_lost:
+        print("is the collector running? with --save FILE none is needed")
 
 
 if __name__ == "__main__":

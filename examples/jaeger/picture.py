@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from octavo.telemetry import names
 
 if TYPE_CHECKING:
@@ -306,10 +308,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--request", help="its id; the one to which most happened")
     parser.add_argument("--to", type=Path, default=Path(), help="the folder for the pictures (this one)")
     chosen = parser.parse_args(arguments)
-    spans = read(chosen.spans)
     try:
+        spans = read(chosen.spans)
         pictures = {"request.svg": request_picture(spans, chosen.request), "steps.svg": steps_picture(spans)}
-    except ValueError as error:
+    except (OSError, ValueError, msgspec.DecodeError) as error:
         sys.exit(f"error: {error}")
     chosen.to.mkdir(parents=True, exist_ok=True)
     for name, drawn in pictures.items():

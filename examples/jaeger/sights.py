@@ -18,6 +18,7 @@ else:
 
 MOST = 4
 """Traces of requests that are named."""
+MOST_FAILED = 2
 MOST_OWNERS = 4
 
 
@@ -40,7 +41,7 @@ def request_names(spans: Sequence[Span]) -> dict[str, str]:
 
 
 def worth_opening(spans: Sequence[Span]) -> list[Sight]:
-    """The requests to which most different things happened, those that failed, then one of each kind of the rest."""
+    """The requests to which most different things happened, the first that failed, and one of each kind of the rest."""
     traces: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         traces[span.trace].append(span)
@@ -50,7 +51,7 @@ def worth_opening(spans: Sequence[Span]) -> list[Sight]:
         for span in spans
         if is_request(span)
     ]
-    failed = {span.trace for span in spans if is_request(span) and span.failed}
+    failed = [span.trace for span in spans if is_request(span) and span.failed][:MOST_FAILED]
     fullest = sorted(sights, key=lambda sight: -len(sight.lines))[:MOST]
     chosen = [sight for sight in sights if sight in fullest or sight.trace in failed]
     return [*chosen, *_roots(spans)]

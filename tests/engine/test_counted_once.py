@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import anyio
 import pytest
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 
 from octavo import AsyncEngine, SamplingParams
@@ -19,10 +21,11 @@ from octavo.engine.testing import FakeRunner
 from octavo.engine.warming import Readiness
 from octavo.errors import InvalidRequest, ModelError
 from octavo.storage.testing.contract import Fault, MemoryStore
-from octavo.telemetry import names
+from octavo.telemetry import names, record
+from octavo.telemetry.tracing import Tracing
 from octavo.tests.engine.agreement_rig import Numbers, attributes, check_agreement, check_end, number
 from octavo.tests.engine.tier_rig import ONE, Faulty, MakeTier, ask, lasting, memory, prompt, until
-from octavo.tests.engine.trace_rig import Recorder, at_peace, recording, traced
+from octavo.tests.engine.trace_rig import Recorder, Watch, at_peace, recording, traced
 
 Preempt = Callable[[AsyncEngine, Callable[[Sample], bool]], None]
 OnStep = Callable[[int], Awaitable[None]]
@@ -200,8 +203,9 @@ async def test_what_closing_saves_is_in_the_metrics_that_stay(monkeypatch: pytes
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("width", [2, 3])
 async def test_beams_are_preempted_once_and_what_they_compute_again_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, preempt_when: Preempt
+    width: int, monkeypatch: pytest.MonkeyPatch, preempt_when: Preempt
 ) -> None:
     times: list[int] = []
 
@@ -213,7 +217,7 @@ async def test_beams_are_preempted_once_and_what_they_compute_again_is_told_of(
 
     async with seen(monkeypatch) as (engine, recorder):
         preempt_when(engine, once)
-        await engine.complete(prompt(1), BEAMS)
+        await engine.complete(prompt(1), replace(BEAMS, beam_width=width))
         agreed = await Seen(engine, recorder).agreed()
         assert agreed["preemptions by recompute"] == agreed["preemptions of requests"] == 1
 
@@ -295,3 +299,29 @@ async def test_a_fork_generates_what_comes_after_the_fork(monkeypatch: pytest.Mo
         }
         assert number(by_id["second"], names.USAGE_OUTPUT_TOKENS) == 5
         assert number(by_id["second"], names.TOKENS) == engine.stats().generated_tokens - 5 < 5
+
+
+@pytest.mark.asyncio
+async def test_acts_beyond_the_bound_are_counted_where_they_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MOST_ACTS", 2)
+    async with seen(monkeypatch, num_blocks=8) as (engine, recorder):
+        for number_of in range(3):
+            await ask(engine, prompt(number_of, 6), SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
+        await at_peace(engine)
+        missing = [attributes(span).get(names.SPANS_DROPPED, 0) for span in recorder.ended]
+        dropped = engine.registry.get_sample_value("octavo_spans_dropped_total", {"reason": "bound"})
+        assert dropped == sum(count for count in missing if isinstance(count, int)) > 0
+
+
+def test_what_one_beam_computes_again_while_another_decodes_is_told_of() -> None:
+    provider, recorder = recording()
+    watch = Watch()
+    tracing = Tracing(provider, clock=watch, wall=watch.wall)
+    request = tracing.begin(Context(), names.OPERATION_COMPLETION, "fake")
+    track = request.track(0)
+    track.enter(names.DECODE)
+    track.prefilled(tracing.step(watch(), watch(), {}, [request]), 3)
+    request.finish()
+    tracing.flush()
+    (chunk,) = [span for span in recorder.ended if span.name == names.PREFILL_CHUNK]
+    assert number(chunk, names.TOKENS) == 3

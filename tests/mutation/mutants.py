@@ -1261,10 +1261,11 @@ TELEMETRY = (
         IN_METRICS,
     ),
     Mutant(
-        "reasons to wait outlive those who waited",
-        READINGS,
-        "stats.waiting_reasons if stats.waiting else {}",
-        "stats.waiting_reasons",
+        "gauges are as they were at the scrape before",
+        METRICS,
+        "            return self._take()\n        return self._asked_of(",
+        "            return self._take() and self._last if not self._last.numbers else self._last\n"
+        "        return self._asked_of(",
         IN_METRICS,
     ),
     Mutant(
@@ -1402,7 +1403,7 @@ TELEMETRY = (
         TRACING,
         '        self.dropped["bound"] += request.dropped\n',
         "",
-        IN_TRACES,
+        IN_COUNTED_ONCE,
     ),
     # cache events
     Mutant(
@@ -1420,10 +1421,10 @@ TELEMETRY = (
         IN_EVENTS,
     ),
     Mutant(
-        "what fell out of the buffer is replayed",
+        "a reader that asks for what is gone hears of no gap",
         EVENT_LOG,
-        "log.oldest <= replay_from <= log.next_seq",
-        "log.oldest - 1 <= replay_from <= log.next_seq",
+        "            self._start(has_gap=replay_from is not None)\n",
+        "            self._start(has_gap=False)\n",
         IN_EVENTS,
     ),
 )

@@ -317,3 +317,12 @@ def test_no_spans_make_no_picture() -> None:
         picture.request_picture([])
     with pytest.raises(ValueError, match="no steps"):
         picture.steps_picture([])
+
+
+@pytest.mark.parametrize("held", [None, "no json", '{"resourceSpans": 3}'])
+def test_a_file_that_is_missing_or_something_else_is_said(tmp_path: Path, held: str | None) -> None:
+    file = tmp_path / "spans.jsonl"
+    if held is not None:
+        file.write_text(held)
+    with pytest.raises(SystemExit, match="error: "):
+        picture.main([str(file)])
