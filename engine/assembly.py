@@ -27,19 +27,19 @@ from .control import Control
 from .counters import Counters
 from .execution import StepExecutor
 from .exports import Exports
+from .insight.kv_events import KvEvents
+from .insight.measures import Measures
+from .insight.metrics import EngineMetrics
+from .insight.readings import Observed
 from .intake import Intake
 from .kv import CacheManager
-from .kv_events import KvEvents
 from .loading import Loads
 from .loop import StepLoop
-from .measures import Measures
-from .metrics import EngineMetrics
 from .model.runner import ModelRunner
 from .model.text import TextCodec
 from .model_thread import ModelThread
 from .mounting import check_tiers, mount
 from .pins import Pins
-from .readings import Observed
 from .scheduler import Scheduler
 from .snapshotting import Snapshots
 from .surroundings import Surroundings

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from ..errors import EngineClosed, InvalidRequest, OutOfBlocks, QueueFull, RequestRejected
 from ..telemetry import names
-from ..telemetry.events import Subscription
+from ..telemetry.events.log import Subscription
 from ..telemetry.logging import get_logger
 from ..telemetry.record import NO_TRACE, RequestTrace
 from ..telemetry.tracing import Context, Headers, TracerProvider, Tracing, parent_of
@@ -28,16 +28,16 @@ from .control import Evicted
 from .counters import EngineStats
 from .explanation import Explanation
 from .generation import Generation
+from .insight.metrics import EngineMetrics
+from .insight.request_trace import asked, input_text, operation_of
 from .intake import RequestOptions
 from .kv import Census, Retention
 from .life import CLOSE_TIMEOUT, EngineLife, Load, Loaded
 from .loop import StepLoop
-from .metrics import EngineMetrics
 from .model.runner import ModelInfo, ModelRunner
 from .model.text import TextCodec
 from .pins import Pin
 from .request import Prompt, RequestOutput, SamplingParams
-from .request_trace import asked, input_text, operation_of
 from .sequence import SequenceGroup
 from .snapshotting import SnapshotReport
 from .surroundings import Surroundings
@@ -456,7 +456,7 @@ class AsyncEngine:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """The engine's metrics, for prometheus_client or :func:`octavo.telemetry.endpoint.serve_metrics`.
+        """The engine's metrics, for prometheus_client or :func:`octavo.telemetry.metrics.endpoint.serve_metrics`.
 
         It can be scraped from any thread. One of the engine's own shows the last values after the engine was closed.
         """
@@ -472,7 +472,7 @@ class AsyncEngine:
         ``async with engine.kv_events() as batches: async for batch in batches: ...``.
 
         ``replay_from``: the number of the batch to go on with, after a break, if that is still kept; see
-        :class:`~octavo.telemetry.events.Subscription` for what happens if not, and to readers that are slow. While
+        :class:`~octavo.telemetry.events.log.Subscription` for what happens if not, and to readers that are slow. While
         nobody subscribes no event is made. The first subscriber lets the whole cache be named in one go, about 2
         microseconds a block.
 

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from ..errors import OctavoError
+from ..telemetry.top.command import top
 from .assembly import EVICTION_POLICIES, SCHEDULING_POLICIES
 from .async_engine import AsyncEngine
 from .config import EngineConfig
@@ -22,7 +23,6 @@ from .mounting import PERSISTENCE_BACKENDS, STORAGE_TIERS
 from .request import Prompt, SamplingParams
 from .show import LoadingBar, show_streams
 from .snapshot_cli import snapshot_app
-from .top.command import top
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(snapshot_app, name="snapshot")

@@ -11,12 +11,12 @@ from ..errors import ModelError, caused, describe
 from ..telemetry import names
 from ..telemetry.record import Step
 from .counters import Counters
+from .insight.measures import Measures
+from .insight.request_trace import finish_trace
 from .kv import CacheManager
-from .measures import Measures
 from .model.runner import RowOutput
 from .plan import PlannedRow
 from .request import FinishReason
-from .request_trace import finish_trace
 from .scheduler import Scheduler
 from .sequence import Phase, Sample, SequenceGroup
 

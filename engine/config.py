@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import InvalidRequest
-from ..telemetry.exposition import label_problem
+from ..telemetry.metrics.exposition import label_problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from ..errors import EngineClosed, describe
 from ..telemetry.logging import fault_fields
 from .assembly import Parts, assemble, check_plugins
 from .config import EngineConfig
-from .lag import watch_lag
-from .metrics import EngineMetrics
+from .insight.lag import watch_lag
+from .insight.metrics import EngineMetrics
 from .model.runner import ModelRunner
 from .model.text import TextCodec
 from .model_thread import ModelThread

@@ -33,8 +33,8 @@ from .commit import Committer
 from .config import EngineConfig
 from .counters import Counters, EngineStats, SaveStats
 from .execution import RowResult, StepExecutor
+from .insight.measures import Measures
 from .kv import CacheManager, Sequence
-from .measures import Measures
 from .model.runner import RowOutput
 from .pins import Pins
 from .plan import PlannedRow

@@ -4,8 +4,8 @@ again. Answers whether the pool is too small, or full of what nobody uses.
 
 from __future__ import annotations
 
-from ...telemetry.catalogue import BLOCK_IDLE, BLOCK_LIFETIME, REUSE_GAP, WANTED_GAP
-from ...telemetry.histogram import Histogram
+from ...telemetry.metrics.catalogue import BLOCK_IDLE, BLOCK_LIFETIME, REUSE_GAP, WANTED_GAP
+from ...telemetry.metrics.histogram import Histogram
 
 
 class Residency:

@@ -30,7 +30,7 @@ from octavo import AsyncEngine, EngineConfig, SamplingParams
 from octavo.engine.testing import FakeCodec, FakeRunner
 from octavo.errors import OctavoError
 from octavo.telemetry import Telemetry, setup
-from octavo.telemetry.endpoint import PORT, serve_metrics
+from octavo.telemetry.metrics.endpoint import PORT, serve_metrics
 
 if TYPE_CHECKING:
     from octavo.examples.jaeger.saved_spans import Span, SpanFile, decode, encode

@@ -12,9 +12,9 @@ import anyio
 
 from ...errors import StorageError, describe
 from ...telemetry import names
-from ...telemetry.catalogue import TIER_READ_SECONDS, TIER_WRITE_SECONDS
-from ...telemetry.histogram import Histogram
 from ...telemetry.logging import Logger, RateLimited
+from ...telemetry.metrics.catalogue import TIER_READ_SECONDS, TIER_WRITE_SECONDS
+from ...telemetry.metrics.histogram import Histogram
 from ...telemetry.record import NOTHING, Attributes, Track
 from ..base import Meta, Record, Stored, Tier, TierStats
 from ..naming import NAME_BYTES, BlockName, Shelf

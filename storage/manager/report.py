@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...telemetry.histogram import HistogramState
+from ...telemetry.metrics.histogram import HistogramState
 from ..base import TierStats
 from .breaker import BreakerState
 

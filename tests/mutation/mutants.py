@@ -34,15 +34,15 @@ SCHEDULER = "engine/scheduler.py"
 LOOP = "engine/loop.py"
 COMMIT = "engine/commit.py"
 FACE = "engine/async_engine.py"
-MEASURES = "engine/measures.py"
-READINGS = "engine/readings.py"
-METRICS = "engine/metrics.py"
+MEASURES = "engine/insight/measures.py"
+READINGS = "engine/insight/readings.py"
+METRICS = "engine/insight/metrics.py"
 LOADING = "engine/loading.py"
 WARMING = "engine/warming.py"
-REQUEST_TRACE = "engine/request_trace.py"
+REQUEST_TRACE = "engine/insight/request_trace.py"
 RECORD = "telemetry/record.py"
 TRACING = "telemetry/tracing.py"
-EVENT_LOG = "telemetry/events.py"
+EVENT_LOG = "telemetry/events/log.py"
 
 IN_MANAGER = ("tests/engine/kv/test_cache_manager.py",)
 IN_TREE = ("tests/engine/kv/test_prefix_tree.py",)
@@ -69,14 +69,14 @@ IN_SNAPSHOT = ("tests/engine/test_engine_snapshot.py",)
 IN_WARMING = ("tests/engine/test_warming.py",)
 IN_CONTROL = ("tests/engine/test_cache_control.py",)
 IN_PINS = ("tests/engine/test_pins.py",)
-IN_METRICS = ("tests/engine/test_metrics.py",)
-IN_TRACES = ("tests/engine/test_traces.py",)
-IN_COUNTED_ONCE = ("tests/engine/test_counted_once.py",)
+IN_METRICS = ("tests/engine/insight/test_metrics.py",)
+IN_TRACES = ("tests/engine/insight/test_traces.py",)
+IN_COUNTED_ONCE = ("tests/engine/insight/test_counted_once.py",)
 IN_RECORD = ("tests/telemetry/test_record.py",)
 IN_TRACING = ("tests/telemetry/test_tracing.py",)
-IN_EVENTS = ("tests/telemetry/test_events.py",)
-IN_KV_EVENTS = ("tests/engine/test_kv_events.py",)
-IN_HISTOGRAM = ("tests/telemetry/test_histogram.py",)
+IN_EVENTS = ("tests/telemetry/events/test_events.py",)
+IN_KV_EVENTS = ("tests/engine/insight/test_kv_events.py",)
+IN_HISTOGRAM = ("tests/telemetry/metrics/test_histogram.py",)
 
 
 class Mutant(NamedTuple):
@@ -1241,7 +1241,7 @@ TELEMETRY = (
     ),
     Mutant(
         "the bound of a bucket belongs to the next",
-        "telemetry/histogram.py",
+        "telemetry/metrics/histogram.py",
         "        self._counts[bisect_left(self._bounds, value)] += weight\n",
         "        self._counts[bisect_left(self._bounds, value + 1e-9)] += weight\n",
         IN_HISTOGRAM,
@@ -1408,7 +1408,7 @@ TELEMETRY = (
     # cache events
     Mutant(
         "bad blocks leave the cache and nobody hears of it",
-        "engine/kv_events.py",
+        "engine/insight/kv_events.py",
         "    def dropped(self, run: EvictedRun) -> None:\n        self.evicted(run)\n",
         "    def dropped(self, run: EvictedRun) -> None:\n        pass\n",
         IN_KV_EVENTS,

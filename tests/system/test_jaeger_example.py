@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, Status, StatusCode
 
-from octavo.tests.telemetry.otlp_receiver import GrpcReceiver, HttpReceiver, Receiver
+from octavo.tests.telemetry.export.otlp_receiver import GrpcReceiver, HttpReceiver, Receiver
 
 if TYPE_CHECKING:
     from octavo.examples.jaeger.saved_spans import Span

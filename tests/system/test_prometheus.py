@@ -16,10 +16,10 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from octavo import AsyncEngine, EngineConfig, RequestOutput, SamplingParams
 from octavo.engine.testing import FakeRunner
-from octavo.telemetry.catalogue import COUNTS, SECONDS
-from octavo.telemetry.endpoint import serve_metrics
+from octavo.telemetry.metrics.catalogue import COUNTS, SECONDS
+from octavo.telemetry.metrics.endpoint import serve_metrics
 from octavo.tests.system.tier_steps import push_out, written
-from octavo.tests.telemetry.prometheus_rig import (
+from octavo.tests.telemetry.metrics.prometheus_rig import (
     RECORDING,
     Prometheus,
     Sample,

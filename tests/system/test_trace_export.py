@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from octavo import AsyncEngine, EngineConfig, RequestOutput, SamplingParams
 from octavo.engine.testing import FakeRunner
 from octavo.telemetry import Telemetry, names, setup
-from octavo.tests.engine.trace_rig import Spans, assert_nothing_left, check_rules, check_whole_life, whole_life
-from octavo.tests.telemetry.otlp_receiver import GrpcReceiver, HttpReceiver, Receiver, dead_endpoint
+from octavo.tests.engine.insight.trace_rig import Spans, assert_nothing_left, check_rules, check_whole_life, whole_life
+from octavo.tests.telemetry.export.otlp_receiver import GrpcReceiver, HttpReceiver, Receiver, dead_endpoint
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio]
 PATIENCE = 30.0

@@ -20,7 +20,7 @@ from octavo.engine.testing import FakeCodec, FakeRunner
 from octavo.errors import InvalidRequest, ModelError, OctavoError
 from octavo.telemetry import configure_logging, setup
 from octavo.telemetry.logging import fault_fields
-from octavo.tests.telemetry.test_setup import Memory
+from octavo.tests.telemetry.export.test_setup import Memory
 
 MARKER = "MYSECRET"
 """A text of eight tokens of the fake codec."""

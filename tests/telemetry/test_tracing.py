@@ -17,7 +17,7 @@ from octavo.telemetry.record import MOST_LINKS, NO_TRACE, Act, Link, NotedReques
 from octavo.telemetry.tracing import TracerProvider as AnyProvider
 from octavo.telemetry.tracing import Tracing, parent_of
 from octavo.tests.engine.conftest import FakeClock
-from octavo.tests.engine.trace_rig import Recorder, Spans, assert_nothing_left, recording
+from octavo.tests.engine.insight.trace_rig import Recorder, Spans, assert_nothing_left, recording
 
 TRACE, SPAN = "a" * 32, "b" * 16
 SECOND = 10**9

@@ -9,7 +9,7 @@ from octavo.engine.kv import CacheManager, Namespace, Sequence, encode_tokens
 from octavo.engine.kv.residency import Residency
 from octavo.policies.eviction import Lru
 from octavo.policies.eviction.base import Entry
-from octavo.telemetry.histogram import Histogram, HistogramState
+from octavo.telemetry.metrics.histogram import Histogram, HistogramState
 
 SIZE = 4
 SPACE = Namespace("w")
