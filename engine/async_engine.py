@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -16,12 +15,10 @@ import anyio
 from opentelemetry.metrics import MeterProvider
 from prometheus_client import CollectorRegistry
 
-from ..errors import EngineClosed, InvalidRequest, OutOfBlocks, QueueFull, RequestRejected
-from ..telemetry import names
+from ..errors import EngineClosed, InvalidRequest, OutOfBlocks
 from ..telemetry.events.log import Subscription
 from ..telemetry.logging import get_logger
-from ..telemetry.record import NO_TRACE, RequestTrace
-from ..telemetry.tracing import Context, Headers, TracerProvider, Tracing, parent_of
+from ..telemetry.tracing import Headers, TracerProvider, Tracing
 from .blocking import BlockingEngine
 from .config import EngineConfig
 from .control import Evicted
@@ -29,7 +26,6 @@ from .counters import EngineStats
 from .explanation import Explanation
 from .generation import Generation
 from .insight.metrics import EngineMetrics
-from .insight.request_trace import asked, input_text, operation_of
 from .intake import RequestOptions
 from .kv import Census, Retention
 from .life import CLOSE_TIMEOUT, EngineLife, Load, Loaded
@@ -38,8 +34,8 @@ from .model.runner import ModelInfo, ModelRunner
 from .model.text import TextCodec
 from .pins import Pin
 from .request import Prompt, RequestOutput, SamplingParams
-from .sequence import SequenceGroup
 from .snapshotting import SnapshotReport
+from .submission import Submission
 from .surroundings import Surroundings
 
 Progress = Callable[[str, float], None]
@@ -86,19 +82,14 @@ class AsyncEngine:
         elif load is None or runner is not None:
             raise InvalidRequest("an engine needs a runner or a function that loads one, not both")
         self.config = config or EngineConfig()
-        self._draining = False
         self._tracing = Tracing(
             tracer_provider, clock=clock, wall=wall, version=version("octavo"), shows_text=self.config.trace_text
         )
         outside = Surroundings(clock, wall, get_logger("octavo.engine"), self._tracing)
         self._metrics = EngineMetrics(registry, meter_provider, self.config.metric_labels)
-        self._life = EngineLife(
-            load,
-            self.config,
-            None if restore is None else os.fspath(restore),
-            outside,
-            self._metrics,
-        )
+        snapshot = None if restore is None else os.fspath(restore)
+        self._life = EngineLife(load, self.config, snapshot, outside, self._metrics)
+        self._submission = Submission(self._life, self._tracing, max_waiting=self.config.max_waiting)
 
     @classmethod
     def open(
@@ -172,8 +163,8 @@ class AsyncEngine:
 
         Returns whether all were done in time. The engine stays open for reading until :meth:`close`.
         """
-        self._require_open()
-        self._draining = True
+        self._submission.require_open()
+        self._submission.is_draining = True
         with anyio.move_on_after(timeout):
             await self._loop.wait_idle()
             return True
@@ -205,9 +196,7 @@ class AsyncEngine:
         (nothing has happened then), ``ModelError`` or ``EngineClosed``.
         """
         options = RequestOptions(request_id, priority, tenant, retention)
-        return self._generation(
-            prompt, SamplingParams() if params is None else params, options, trace_headers, streams=True
-        )
+        return self._submission.generation(prompt, params, options, trace_headers, streams=True)
 
     async def complete(
         self,
@@ -223,81 +212,15 @@ class AsyncEngine:
         """Generate to the end; the last output of each sample, in order of ``index``."""
         options = RequestOptions(request_id, priority, tenant, retention)
         last: dict[int, RequestOutput] = {}
-        async for output in self._generation(
-            prompt, SamplingParams() if params is None else params, options, trace_headers, streams=False
-        ):
+        async for output in self._submission.generation(prompt, params, options, trace_headers, streams=False):
             last[output.index] = output
         return [last[index] for index in sorted(last)]
-
-    def _generation(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        options: RequestOptions,
-        headers: Headers | None,
-        *,
-        streams: bool,
-    ) -> Generation:
-        parent = parent_of(headers) if self._tracing.is_on else None  # of the caller, wherever it is submitted
-
-        async def submit() -> SequenceGroup:
-            trace = NO_TRACE if parent is None else self._begin_trace(parent, prompt)
-            try:
-                return await self._submit(prompt, params, options, trace, streams=streams)
-            except BaseException as error:
-                self._note_refusal(trace, error)
-                raise
-
-        return Generation(submit, self._abort_group)
-
-    def _note_refusal(self, trace: RequestTrace, error: BaseException) -> None:
-        if isinstance(error, RequestRejected):
-            self._life.parts.counters.rejected += 1
-        trace.finish(type(error).__name__, "the request was not accepted")
-
-    def _begin_trace(self, parent: Context, prompt: Prompt) -> RequestTrace:
-        self._require_open()
-        return self._tracing.begin(parent, operation_of(prompt), self._life.parts.runner.info.name)
-
-    def _begin_fork_trace(self, source: SequenceGroup | None) -> RequestTrace:
-        operation = names.OPERATION_COMPLETION if source is None else source.operation
-        origin = None if source is None else source.trace.origin
-        return self._tracing.begin(parent_of(None), operation, self._life.parts.runner.info.name, origin)
-
-    async def _submit(
-        self, prompt: Prompt, params: SamplingParams, options: RequestOptions, trace: RequestTrace, *, streams: bool
-    ) -> SequenceGroup:
-        self._require_room(options.request_id)
-        group = await self._life.parts.intake.prepare(prompt, params, options, trace)
-        group.operation = operation_of(prompt)
-        self._require_room(group.request_id)  # once more: preparing may have waited
-        if trace.is_on:
-            trace.describe(asked(group, streams=streams))
-        if trace.shows_text:
-            trace.describe(input_text(prompt, params))
-        self._loop.submit(group)
-        return group
-
-    def _submit_fork(
-        self, source_id: str, params: SamplingParams | None, new_id: str | None, trace: RequestTrace
-    ) -> SequenceGroup:
-        self._require_room(new_id)
-        source = self._loop.groups.get(source_id)
-        if source is None:
-            raise InvalidRequest(f"no request {source_id!r:.80} is under way")
-        intake = self._life.parts.intake
-        child = intake.continuation(source, source.params if params is None else params, new_id, trace)
-        child.operation = source.operation
-        if trace.is_on:
-            trace.describe(asked(child, streams=True))
-        self._loop.fork(source, child, intake.sequence)
-        return child
 
     def abort(self, request_id: str) -> bool:
         """End a request at the next step edge; its stream closes with ``finish_reason`` ``abort``. False: no such
         one.
         """
-        self._require_open()
+        self._submission.require_open()
         group = self._loop.groups.get(request_id)
         if group is not None:
             self._loop.abort(group)
@@ -315,22 +238,11 @@ class AsyncEngine:
         :raises InvalidRequest: when no such request runs, it is a beam search, or ``params`` ask for several samples or
             for log-probabilities that the source did not keep.
         """
-        self._require_open()
-        trace = self._begin_fork_trace(self._loop.groups.get(request_id)) if self._tracing.is_on else NO_TRACE
-        try:
-            child = self._submit_fork(request_id, params, new_id, trace)
-        except BaseException as error:
-            self._note_refusal(trace, error)
-            raise
-
-        async def submitted() -> SequenceGroup:
-            return child
-
-        return await Generation(submitted, self._abort_group).start()
+        return await self._submission.fork(request_id, params, new_id).start()
 
     def blocking(self) -> BlockingEngine:
         """The engine for other threads: ``with engine.blocking() as b: b.complete(...)``; any number may share one."""
-        self._require_open()
+        self._submission.require_open()
         return BlockingEngine(self, self._life.portal)
 
     # the cache
@@ -350,7 +262,7 @@ class AsyncEngine:
         _check_ttl(ttl)
         if priority is not None:
             Retention(0, None, priority)  # checks it
-        self._require_room(None)
+        self._submission.require_room(None)
         if not self.config.enable_prefix_caching:
             raise InvalidRequest("nothing is kept without enable_prefix_caching: a prefix cannot be pinned")
         control, intake = self._life.parts.control, self._life.parts.intake
@@ -367,7 +279,7 @@ class AsyncEngine:
 
     async def unpin(self, pin: Pin) -> bool:
         """Let a pinned prefix be evicted again; False when its time was over already."""
-        self._require_open()
+        self._submission.require_open()
         return await self._life.parts.control.unpin(pin)
 
     async def evict(self, prefix: Prompt, *, tenant: str | None = None, tiers: bool = True) -> Evicted:
@@ -375,7 +287,7 @@ class AsyncEngine:
 
         What a request or a pin holds stays; of tiers that other engines share, only the prefix itself is forgotten.
         """
-        self._require_open()
+        self._submission.require_open()
         intake = self._life.parts.intake
         return await self._life.parts.control.evict(
             intake.namespace(tenant), await intake.token_ids(prefix), tiers=tiers
@@ -387,7 +299,7 @@ class AsyncEngine:
 
         :raises StorageError: when a tier or a snapshot could not be erased; the others are.
         """
-        self._require_open()
+        self._submission.require_open()
         parts = self._life.parts
         parts.intake.namespace(tenant)
         return await parts.control.erase(tenant, [os.fspath(location) for location in snapshots])
@@ -398,7 +310,7 @@ class AsyncEngine:
         ``others``: tell also whether another tenant, adapter or model has more of it. For operators only: it says
         something about prompts that the caller may not know.
         """
-        self._require_open()
+        self._submission.require_open()
         intake = self._life.parts.intake
         return await self._life.parts.control.explain(
             intake.namespace(tenant), await intake.token_ids(prompt), others=others
@@ -419,7 +331,7 @@ class AsyncEngine:
 
         :raises StorageError: when it cannot be written; what was there before is untouched.
         """
-        self._require_open()
+        self._submission.require_open()
         intake = self._life.parts.intake
         within = None if prefix is None else (intake.namespace(tenant), await intake.token_ids(prefix))
         return await self._life.parts.control.snapshot(os.fspath(path), within=within, tiers=tiers)
@@ -432,7 +344,7 @@ class AsyncEngine:
         :raises StorageError: when it cannot be read.
         :raises InvalidRequest: when this engine has no tier.
         """
-        self._require_open()
+        self._submission.require_open()
         return await self._life.parts.control.import_snapshot(os.fspath(path))
 
     # looking
@@ -445,13 +357,13 @@ class AsyncEngine:
     @property
     def model(self) -> ModelInfo:
         """What was loaded."""
-        self._require_open()
+        self._submission.require_open()
         return self._life.parts.runner.info
 
     @property
     def codec(self) -> TextCodec | None:
         """The model's tokenizer, if it came with one."""
-        self._require_open()
+        self._submission.require_open()
         return self._life.parts.codec
 
     @property
@@ -464,7 +376,7 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges; cheap."""
-        self._require_open()
+        self._submission.require_open()
         return self._loop.stats()
 
     def kv_events(self, *, replay_from: int | None = None) -> Subscription:
@@ -478,7 +390,7 @@ class AsyncEngine:
 
         :raises EngineClosed: when the engine is not open, or open in another event loop.
         """
-        if self._require_open() is not asyncio.get_running_loop():
+        if self._submission.require_open() is not asyncio.get_running_loop():
             raise EngineClosed("the engine belongs to another event loop; subscribe in that one")
         return self._life.parts.kv_events.subscribe(replay_from)
 
@@ -487,7 +399,7 @@ class AsyncEngine:
 
         :raises CensusFailed: when they are wrong.
         """
-        self._require_open()
+        self._submission.require_open()
         return self._loop.cache.census()
 
     # inside
@@ -495,41 +407,6 @@ class AsyncEngine:
     @property
     def _loop(self) -> StepLoop:
         return self._life.parts.loop
-
-    def _abort_group(self, group: SequenceGroup) -> None:
-        """From any thread, since a generation that is dropped may be collected in any."""
-        home = self._life.home
-        if home is None:  # what still runs is being aborted
-            return
-        try:
-            is_home = asyncio.get_running_loop() is home
-        except RuntimeError:
-            is_home = False
-        if is_home:
-            self._loop.abort(group)
-        else:
-            with contextlib.suppress(RuntimeError):  # the event loop was closed, and all went with it
-                home.call_soon_threadsafe(self._loop.abort, group)
-
-    def _require_open(self) -> asyncio.AbstractEventLoop:
-        home = self._life.home
-        if home is None:
-            raise EngineClosed("the engine is not open; use it inside `async with`")
-        return home
-
-    def _require_room(self, request_id: str | None) -> None:
-        """
-        :raises EngineClosed: not open, draining, or entered in another event loop. :raises QueueFull: too many wait.
-        :raises InvalidRequest: the id is in use.
-        """
-        if self._require_open() is not asyncio.get_running_loop():
-            raise EngineClosed("the engine belongs to another event loop; use engine.blocking() or a new engine")
-        if self._draining:
-            raise EngineClosed("the engine is shutting down and takes no new requests")
-        if request_id is not None and request_id in self._loop.groups:
-            raise InvalidRequest(f"request_id {request_id!r:.80} is in use")
-        if self._loop.queued >= self.config.max_waiting:
-            raise QueueFull(f"{self._loop.queued} requests wait already; try again later or raise max_waiting")
 
 
 def _check_ttl(ttl: float | None) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..errors import OutOfBlocks
-from ..policies.scheduling.base import Job, SchedulingPolicy
+from ..policies.scheduling.base import SchedulingPolicy
 from ..storage.manager.tier_manager import LoadOutcome
 from ..storage.naming import BlockName
 from ..telemetry import names
@@ -32,6 +32,7 @@ from .config import EngineConfig
 from .kv import Admission, CacheManager
 from .kv.cache_manager import Copies
 from .plan import PlannedRow, StepPlan
+from .ranks import Ranks
 from .sequence import Phase, Sample, SequenceGroup
 from .tiering import Tiering
 
@@ -63,11 +64,10 @@ class Scheduler:
         self.waiting_reasons: Counter[str] = Counter()
         """Why the samples that were looked at in the last plan wait: ``blocks``, ``slots``, ``prefix``, ``lookup``."""
         self._cache = cache
-        self._policy = policy
+        self._ranks = Ranks(policy, on_fault)
         self._config = config
         self._tiering = tiering
         self._failed_loads: list[tuple[Sample, LoadOutcome]] = []
-        self._on_fault = on_fault
         self._reserve = int(config.admission_reserve * config.num_blocks)
         self._plan = StepPlan(0)
         self._passed_over = False
@@ -76,7 +76,6 @@ class Scheduler:
         """Whether the decodes of the last step left nothing for prefills."""
         self._step = 0
         self._now = 0.0
-        self._ranks: dict[Job, int] = {}
 
     def add(self, sample: Sample) -> None:
         """A new sample that has to be admitted."""
@@ -123,7 +122,7 @@ class Scheduler:
 
     def first_in_rank(self) -> Sample | None:
         """Of the waiting, or if none waits of the running, the one that the last plan should have served first."""
-        return min(self.waiting or self.running, key=self._key, default=None)
+        return min(self.waiting or self.running, key=self._ranks.place, default=None)
 
     def drop(self, group: SequenceGroup) -> None:
         """Forget a group whose samples cannot be removed in order: its blocks may be lost, the loop is not."""
@@ -143,13 +142,13 @@ class Scheduler:
         """The next step. Empty when nothing can be computed now."""
         self._now = now
         self._step += 1
-        self._rank_all()
+        self._ranks.renew((*self.running, *self.loading, *self.waiting), now)
         self._plan_once()
         for _ in self._running_groups():
             if self._plan or not self.running or (not self.waiting and len(self._running_groups()) == 1):
                 break
             # everybody holds blocks that another one needs: the last in rank gives way
-            self._preempt(max(self.running, key=self._key))
+            self._preempt(max(self.running, key=self._ranks.place))
             self._plan_once()
         for row in self._plan.rows:
             row.sample.last_step = self._step
@@ -182,13 +181,13 @@ class Scheduler:
         if too_wide and self._was_too_wide:
             decoding, too_wide = [], False  # every other step belongs to the prefills
         self._was_too_wide = too_wide
-        for sample in sorted(decoding, key=self._key):
+        for sample in sorted(decoding, key=self._ranks.place):
             if sample.phase is Phase.RUNNING and (copies := self._make_room(sample, 1)) is not None:
                 self._add_row(sample, 1, copies)
 
     def _prefill_turns(self) -> tuple[list[Sample], list[Sample]]:
         """The running prefills that go before newcomers and those that go after them, each in order."""
-        prefills = sorted((s for s in self.running if not s.is_decoding), key=self._key)
+        prefills = sorted((s for s in self.running if not s.is_decoding), key=self._ranks.place)
         if not self._passed_over:
             return prefills, []
         prefills.sort(key=lambda s: s.last_step)
@@ -206,7 +205,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let waiting samples in, best rank first, until a resource is short; who waits for a prefix is skipped."""
-        for sample in heapq.nsmallest(LOOK_AHEAD, self.waiting, key=self._key):
+        for sample in heapq.nsmallest(LOOK_AHEAD, self.waiting, key=self._ranks.place):
             share = self._share(others=len(self.waiting) > 1)
             if share < min(self._unit, sample.sequence.uncomputed):
                 self._passed_over = True
@@ -314,7 +313,9 @@ class Scheduler:
 
     def _headroom(self, sample: Sample) -> int:
         """Blocks that an admission leaves over for the growth of those that run and come before it in rank."""
-        before = sum(1 for other in (*self.running, *self.loading) if self._key(other) < self._key(sample))
+        before = sum(
+            1 for other in (*self.running, *self.loading) if self._ranks.place(other) < self._ranks.place(sample)
+        )
         return self._reserve + before if before else 0
 
     def _follows(self, sample: Sample) -> bool:
@@ -366,7 +367,7 @@ class Scheduler:
     def _longest_unserved(self, decoding: list[Sample], room: int) -> list[Sample]:
         """Whole lockstep groups and single samples, those served longest ago first, at least one of them."""
         chosen: dict[Sample, None] = {}
-        for sample in sorted(decoding, key=lambda s: (s.last_step, self._key(s))):
+        for sample in sorted(decoding, key=lambda s: (s.last_step, self._ranks.place(s))):
             unit = sample.group.samples if sample.group.beam is not None else [sample]
             if sample not in chosen and (not chosen or len(chosen) + len(unit) <= room):
                 chosen.update(dict.fromkeys(unit))
@@ -407,7 +408,7 @@ class Scheduler:
 
     def _victim(self, sample: Sample) -> Sample | None:
         """Of the admitted samples of lower rank, the one that is cheapest to bring back for what it gives."""
-        below = [s for s in (*self.running, *self.loading) if self._key(s) > self._key(sample)]
+        below = [s for s in (*self.running, *self.loading) if self._ranks.place(s) > self._ranks.place(sample)]
         return min(below, key=self._loss, default=None)
 
     def _loss(self, sample: Sample) -> tuple[bool, float, int]:
@@ -421,11 +422,11 @@ class Scheduler:
 
         Never the first in rank, whatever the policy says.
         """
-        key = self._key(sample)
-        lesser = [s for s in self.running if self._key(s) > key and self._displaces(sample.group.job, s.group.job)]
+        key = self._ranks.place(sample)
+        lesser = [s for s in self.running if self._ranks.place(s) > key and self._ranks.displaces(sample, s)]
         if not lesser or not could_do(lesser, sample):
             return False
-        self._preempt(max(lesser, key=self._key))
+        self._preempt(max(lesser, key=self._ranks.place))
         return True
 
     def _has_slots_without(self, lesser: list[Sample], sample: Sample) -> bool:
@@ -480,30 +481,6 @@ class Scheduler:
             self.running.remove(sample)
         self._cache.copied(sample.copies)
         sample.copies = ()
-
-    # ranks
-
-    def _key(self, sample: Sample) -> int:
-        """Place in the order of ranks, lowest first."""
-        return self._ranks[sample.group.job]
-
-    def _rank_all(self) -> None:
-        """Ask the policy once per request and plan. Then places count: whatever ranks are, a plan sees one order."""
-        admitted = (*self.running, *self.loading)
-        jobs = sorted({sample.group.job for sample in (*admitted, *self.waiting)}, key=lambda job: job.order)
-        try:
-            ranked = sorted(jobs, key=lambda job: self._policy.rank(job, self._now))
-        except Exception as error:  # noqa: BLE001  # a plug-in may raise anything
-            self._on_fault("rank", error)
-            ranked = jobs
-        self._ranks = {job: place for place, job in enumerate(ranked)}
-
-    def _displaces(self, waiting: Job, running: Job) -> bool:
-        try:
-            return bool(self._policy.displaces(waiting, running, self._now))
-        except Exception as error:  # noqa: BLE001  # a plug-in may raise anything
-            self._on_fault("displaces", error)
-            return False
 
 
 def _resumed(sample: Sample) -> dict[str, Value]:

@@ -134,14 +134,7 @@ class Track:
     def describe(self, attributes: Attributes) -> None:
         """Put these on the phase."""
 
-    def act(
-        self,
-        name: str,
-        start: float,
-        end: float,
-        attributes: Attributes,
-        links: Sequence[Link] = (),
-    ) -> None:
+    def act(self, name: str, start: float, end: float, attributes: Attributes, links: Sequence[Link] = ()) -> None:
         """Something was done for the sample."""
 
     def event(self, name: str, attributes: Attributes = NOTHING) -> None:
@@ -336,14 +329,7 @@ class NotedTrack(Track):
         if self._stage is not None:
             self._stage.attributes.update(attributes)
 
-    def act(
-        self,
-        name: str,
-        start: float,
-        end: float,
-        attributes: Attributes,
-        links: Sequence[Link] = (),
-    ) -> None:
+    def act(self, name: str, start: float, end: float, attributes: Attributes, links: Sequence[Link] = ()) -> None:
         self._request.note(Act(name, start, end, attributes, links), self._stage)
         # they are spans already, and must not crowd out what is told by events alone
         if name in (names.SWAP_OUT, names.SWAP_IN) and len(self._request.events) < MOST_EVENTS // 2:

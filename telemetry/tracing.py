@@ -360,14 +360,7 @@ class _Background(Track):
     def is_on(self) -> bool:
         return self._tracing.is_on
 
-    def act(
-        self,
-        name: str,
-        start: float,
-        end: float,
-        attributes: Attributes,
-        links: Sequence[Link] = (),
-    ) -> None:
+    def act(self, name: str, start: float, end: float, attributes: Attributes, links: Sequence[Link] = ()) -> None:
         if self._tracing.is_on:
             self._tracing.note(Act(name, start, end, attributes, links))
 

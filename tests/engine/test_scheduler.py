@@ -278,7 +278,7 @@ async def test_beams_that_are_half_back_give_way_to_a_better_rank(
 
     config = {"max_batch_tokens": 8, "num_blocks": 12, "enable_prefix_caching": False}
     async with engine_of(on_step=on_step, **config) as engine:
-        monkeypatch.setattr(engine._loop._scheduler, "_policy", NewestFirst())
+        monkeypatch.setattr(engine._loop._scheduler._ranks, "_policy", NewestFirst())
         left = [3]
         preempt_when(engine, lambda sample: bool(left) and len(sample.token_ids) == left[0] and bool(left.pop()))
         outputs = await engine.complete([5] * 9, params, request_id="beams")
@@ -303,7 +303,7 @@ async def test_a_policy_that_breaks_its_contract_is_contained(
             raise RuntimeError(bad)
 
     async with engine_of(num_blocks=8, max_running=2) as engine:
-        monkeypatch.setattr(engine._loop._scheduler, "_policy", Bad())
+        monkeypatch.setattr(engine._loop._scheduler._ranks, "_policy", Bad())
         outputs = await asyncio.gather(*(engine.complete([i] * 6, greedy(8)) for i in range(5)))
         assert [output.finish_reason for (output,) in outputs] == [FinishReason.LENGTH] * 5
         assert engine.stats().policy_faults > 0 or bad == "nan"  # which can be sorted, in whatever order

@@ -34,6 +34,7 @@ SCHEDULER = "engine/scheduler.py"
 LOOP = "engine/loop.py"
 COMMIT = "engine/commit.py"
 FACE = "engine/async_engine.py"
+SUBMISSION = "engine/submission.py"
 MEASURES = "engine/insight/measures.py"
 READINGS = "engine/insight/readings.py"
 METRICS = "engine/insight/metrics.py"
@@ -1205,7 +1206,7 @@ TELEMETRY = (
     ),
     Mutant(
         "a fork that is refused is not counted",
-        FACE,
+        SUBMISSION,
         "        except BaseException as error:\n            self._note_refusal(trace, error)\n            raise\n",
         "        except BaseException as error:\n            trace.finish(type(error).__name__)\n            raise\n",
         IN_COUNTED_ONCE,
@@ -1379,7 +1380,7 @@ TELEMETRY = (
     ),
     Mutant(
         "prompts are shown to whoever traces",
-        FACE,
+        SUBMISSION,
         "        if trace.shows_text:\n            trace.describe(input_text(",
         "        if trace.is_on:\n            trace.describe(input_text(",
         IN_TRACES,
