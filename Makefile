@@ -20,10 +20,10 @@ echo "no Python 3.11 or newer among: $(CANDIDATES). Give one: make install PYTHO
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint bench bench-restart clean
+.PHONY: help install demo test test-all lint bench bench-restart bench-telemetry clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 install: $(STAMP)  ## build .venv, pinned by constraints.txt; again only when the project's files changed
 
@@ -57,6 +57,9 @@ bench: install  ## what the engine's own bookkeeping costs
 
 bench-restart: install  ## what a warm restart costs beside a cold prefill, on the demo model; some minutes
 	$(BIN)/python examples/benchmarks/warm_restart.py
+
+bench-telemetry: install  ## what traces cost: throughput with all, some and no requests traced; two minutes
+	$(BIN)/python examples/benchmarks/telemetry_overhead.py
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) build dist octavo.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
