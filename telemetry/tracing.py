@@ -219,9 +219,16 @@ class Tracing:
             self._schedule()
 
     def _drop(self, item: NotedRequest | Step | _Alone) -> None:
-        self.dropped["queue"] += item.spans if isinstance(item, NotedRequest) else 1
-        if isinstance(item, NotedRequest):
-            self._spans.pop(item, None)  # never ended, so never exported
+        """Too much waits. A request keeps its own span, which was begun."""
+        if not isinstance(item, NotedRequest):
+            self.dropped["queue"] += 1
+            return
+        self.dropped["queue"] += item.spans - 1
+        item.dropped += item.spans - 1
+        item.stages.clear()
+        item.acts.clear()
+        for _ in self._write(item):
+            """No span below it is left to be made."""
 
     def _schedule(self) -> None:
         try:

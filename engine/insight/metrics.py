@@ -77,8 +77,13 @@ class EngineMetrics:
 
     def measures(self, model: str, wall: Callable[[], float], on_fault: OnFault) -> Measures:
         """The histograms of the engine that runs ``model``. ``wall``: seconds since the epoch."""
-        provider = self._meter_provider
-        return Measures(wall, None if provider is None else GenAiHistograms(provider, model), on_fault=on_fault)
+        sink = None
+        if self._meter_provider is not None:
+            try:
+                sink = GenAiHistograms(self._meter_provider, model)
+            except Exception as error:  # noqa: BLE001  # foreign code: the engine opens without its histograms
+                on_fault("metrics", error)
+        return Measures(wall, sink, on_fault=on_fault)
 
     def follow(self, observe: Callable[[], Observed]) -> None:
         """The engine is open: read what ``observe`` sees, in this event loop."""

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from octavo import AsyncEngine, EngineConfig, FinishReason, RequestOutput, SamplingParams
-from octavo.engine import life
+from octavo.engine import async_engine, life
 from octavo.engine.generation import Generation
 from octavo.engine.model.runner import StepInput
 from octavo.engine.testing import FakeRunner
@@ -236,7 +236,8 @@ async def test_close_returns_though_a_step_hangs(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.asyncio
-async def test_drain_returns_though_a_step_hangs() -> None:
+async def test_drain_returns_though_a_step_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_engine, "CLOSE_TIMEOUT", 0.5)
     hanging = Hanging()
     async with AsyncEngine(runner=FakeRunner(before_step=hanging), config=CONFIG) as engine:
         stream = asyncio.create_task(_read(engine, LONG))

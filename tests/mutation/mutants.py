@@ -1388,8 +1388,8 @@ TELEMETRY = (
     Mutant(
         "a lost span is counted twice",
         TRACING,
-        "item.spans if isinstance(item, NotedRequest) else 1\n",
-        "item.spans if isinstance(item, NotedRequest) else 2\n",
+        '        self.dropped["queue"] += item.spans - 1\n',
+        '        self.dropped["queue"] += item.spans\n',
         IN_TRACING,
     ),
     Mutant(

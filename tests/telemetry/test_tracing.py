@@ -314,9 +314,10 @@ async def test_only_so_many_wait_and_the_others_are_counted(monkeypatch: pytest.
     for request in requests:
         request.finish()
     setting.tracing.note(Act(names.EVICT, 0.0, 1.0, {}))
-    assert setting.tracing.dropped["queue"] == 2 * 2 + 1  # both with their preparation, and the act
+    assert setting.tracing.dropped["queue"] == 2 + 1  # the preparation of two, and the act
+    assert len(setting.recorder.spans.requests) == 2, "their own spans had been begun: they are ended at once"
     setting.tracing.flush()
-    assert len(setting.spans.requests) == 3
+    assert len(setting.spans.requests) == 5
     await asyncio.sleep(0)
 
 
