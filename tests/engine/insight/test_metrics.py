@@ -15,6 +15,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import format_trace_id
 from prometheus_client import CollectorRegistry
 
@@ -493,6 +494,17 @@ async def test_exemplars_lead_to_the_traces_of_sampled_requests() -> None:
         exemplars = [s.exemplar for s in families[metric.name].samples if s.exemplar is not None]
         assert [each.labels for each in exemplars] == [{"trace_id": trace_id}], metric.name
     assert [s for s in families[c.STEP_SECONDS.name].samples if s.exemplar is not None] == []
+
+
+@pytest.mark.asyncio
+async def test_traces_that_nobody_keeps_are_no_exemplars() -> None:
+    provider = TracerProvider(sampler=ALWAYS_OFF)
+    async with AsyncEngine(runner=FakeRunner(), config=plain(), tracer_provider=provider) as engine:
+        with provider.get_tracer("test").start_as_current_span("caller") as span:
+            assert span.get_span_context().is_valid
+            await engine.complete([1] * 6, FIVE)
+        assert "trace_id" not in openmetrics(engine.registry)
+    provider.shutdown()
 
 
 @pytest.mark.asyncio
