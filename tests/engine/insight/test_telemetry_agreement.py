@@ -388,6 +388,7 @@ def test_spans_books_and_metrics_agree_after_any_workload() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
 @given(PLANS)
 def test_they_agree_after_many_more(plan: Plan) -> None:
