@@ -15,9 +15,7 @@ PROVIDER: Final = "octavo"
 
 # spans
 
-REQUEST: Final = "request"
-"""Not the name of a span: that one is ``{operation} {model}``, as the convention wants it."""
-STEP: Final = "octavo.step"
+STEP: Final = "octavo.step"  # that of a request is ``{operation} {model}``, as the convention wants it
 
 ADD_REQUEST: Final = "add_request"
 QUEUE: Final = "queue"
@@ -47,7 +45,6 @@ FIRST_TOKEN: Final = "first_token"  # noqa: S105  # no secret
 PREEMPT: Final = "preempt"
 RESUME: Final = "resume"
 FORK: Final = "fork"
-DROPPED: Final = "dropped"
 
 # attributes of the convention
 

@@ -198,6 +198,7 @@ class NotedRequest(RequestTrace):
         super().__init__(origin)
         self.shows_text = shows_text
         self.desk = desk
+        self._as_cause = Link(origin, "cause")
         self.start = self.end = desk.clock()
         self.stages: list[tuple[int, Stage]] = []
         """With the sample that each is of; -1: of the request as a whole."""
@@ -274,7 +275,7 @@ class NotedRequest(RequestTrace):
     def note(self, act: Act, stage: Stage | None) -> None:
         """Keep ``act``, below ``stage`` if it is given."""
         if self.is_over:
-            self.desk.note(act._replace(links=(*act.links, Link(_known(self.origin), "cause"))))
+            self.desk.note(act._replace(links=(*act.links, self._as_cause)))
         elif self._acts >= MOST_ACTS or (stage is not None and not stage.is_kept):
             self.dropped += 1
         else:
@@ -344,9 +345,3 @@ class NotedTrack(Track):
             start = max(step.start, self._stage.start)
             chunk = Act(names.PREFILL_CHUNK, start, step.end, {names.TOKENS: tokens}, (), step)
             self._request.note_chunk(chunk, self._stage)
-
-
-def _known(origin: Origin | None) -> Origin:
-    if origin is None:
-        raise TypeError("a request that is traced has a span")
-    return origin

@@ -33,7 +33,6 @@ from . import names
 from .record import (
     MOST_LINKS,
     NO_TRACE,
-    NO_TRACK,
     Act,
     Attributes,
     Link,
@@ -415,14 +414,9 @@ def _with_step(attributes: Attributes, step: Step | None) -> Attributes:
 
 
 __all__ = [
-    "NO_TRACE",
-    "NO_TRACK",
     "Context",
     "Headers",
-    "RequestTrace",
-    "Step",
     "TracerProvider",
     "Tracing",
-    "Track",
     "parent_of",
 ]

@@ -8,16 +8,15 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, Sampler, SamplingResult, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, NoOpTracerProvider, SpanContext, TraceFlags
-from opentelemetry.util.types import Attributes
 
 from octavo.telemetry import names, tracing
 from octavo.telemetry.record import MOST_LINKS, NO_TRACE, Act, Link, NotedRequest, RequestTrace
 from octavo.telemetry.tracing import TracerProvider as AnyProvider
 from octavo.telemetry.tracing import Tracing, parent_of
 from octavo.tests.engine.conftest import FakeClock
-from octavo.tests.engine.insight.trace_rig import Recorder, Spans, assert_nothing_left, recording
+from octavo.tests.engine.insight.trace_rig import Picky, Recorder, Spans, assert_nothing_left, recording
 
 TRACE, SPAN = "a" * 32, "b" * 16
 SECOND = 10**9
@@ -334,32 +333,8 @@ async def test_a_flush_leaves_nothing() -> None:
 # tracers and processors that fail
 
 
-class Fragile(Sampler):
-    """Raises for spans with these names, or for all."""
-
-    def __init__(self, *only: str) -> None:
-        self._only = only
-
-    def should_sample(
-        self,
-        parent_context: Context | None,
-        trace_id: int,
-        name: str,
-        kind: trace.SpanKind | None = None,
-        attributes: Attributes = None,
-        *_: object,
-        **__: object,
-    ) -> SamplingResult:
-        if not self._only or name in self._only:
-            raise RuntimeError("a faulty sampler")
-        return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes)
-
-    def get_description(self) -> str:
-        return "Fragile"
-
-
 def fragile(*only: str) -> tuple[Setting, Recorder]:
-    provider, recorder = TracerProvider(sampler=Fragile(*only), shutdown_on_exit=False), Recorder()
+    provider, recorder = TracerProvider(sampler=Picky(*only), shutdown_on_exit=False), Recorder()
     provider.add_span_processor(recorder)
     return Setting(provider), recorder
 

@@ -13,8 +13,6 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
-from opentelemetry.util.types import Attributes
 
 from octavo import AsyncEngine, SamplingParams
 from octavo.engine.testing import FakeRunner
@@ -25,6 +23,7 @@ from octavo.telemetry.tracing import Tracing
 from octavo.tests.engine.insight.trace_rig import (
     GREEDY,
     NOTES,
+    Picky,
     Recorder,
     Spans,
     at_peace,
@@ -69,32 +68,6 @@ class Raising(SpanProcessor):
         if where == self._where and (not self._only or span.name in self._only):
             self.raised += 1
             raise RuntimeError("a faulty processor")
-
-
-class Picky(Sampler):
-    """Cannot stand some spans: the tracer's ``start_span`` raises."""
-
-    def __init__(self, *only: str) -> None:
-        self._only = only
-        self.raised = 0
-
-    def should_sample(
-        self,
-        parent_context: Context | None,
-        trace_id: int,
-        name: str,
-        kind: trace.SpanKind | None = None,
-        attributes: Attributes = None,
-        *_: object,
-        **__: object,
-    ) -> SamplingResult:
-        if not self._only or name in self._only:
-            self.raised += 1
-            raise RuntimeError("a faulty sampler")
-        return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes)
-
-    def get_description(self) -> str:
-        return "Picky"
 
 
 FAULTS: dict[str, tuple[str, ...]] = {

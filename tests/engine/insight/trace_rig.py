@@ -16,8 +16,10 @@ import pytest
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
-from opentelemetry.trace import Tracer, format_span_id
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
+from opentelemetry.trace import SpanKind, Tracer, format_span_id
 from opentelemetry.trace import TracerProvider as AnyProvider
+from opentelemetry.util.types import Attributes
 
 from octavo import AsyncEngine, EngineConfig, SamplingParams
 from octavo.engine import life, mounting
@@ -56,6 +58,32 @@ class Recorder(SpanProcessor):
     def spans(self) -> Spans:
         """Those that ended, through the bytes that an exporter would send."""
         return Spans(decode(encode_spans(self.ended).SerializeToString()))
+
+
+class Picky(Sampler):
+    """Cannot stand some spans: the tracer's ``start_span`` raises."""
+
+    def __init__(self, *only: str) -> None:
+        self._only = only
+        self.raised = 0
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        *_: object,
+        **__: object,
+    ) -> SamplingResult:
+        if not self._only or name in self._only:
+            self.raised += 1
+            raise RuntimeError("a faulty sampler")
+        return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes)
+
+    def get_description(self) -> str:
+        return "Picky"
 
 
 class Spans:
