@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import types
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -14,7 +15,10 @@ from octavo import AsyncEngine, EngineConfig, SamplingParams
 from octavo.engine.testing import FakeCodec, FakeRunner
 
 CONTAINERS = (dict, list, set, frozenset, tuple, deque)
-FOREIGN = (types.ModuleType, type, types.FunctionType, types.FrameType, asyncio.AbstractEventLoop)
+FOREIGN = (
+    *(types.ModuleType, type, types.FunctionType, types.FrameType, asyncio.AbstractEventLoop),
+    *(logging.Logger, logging.Handler),  # pytest keeps every line that a test logs
+)
 
 
 def octavo_objects() -> Counter[str]:
@@ -30,7 +34,9 @@ def all_objects() -> Counter[type]:
 
 
 def reachable_items(root: object) -> int:
-    """Items in all containers that can be reached from ``root``, but not through code, types and the event loop."""
+    """Items in all containers that can be reached from ``root``, but not through code, types, the event
+    loop and the log.
+    """
     seen: dict[int, object] = {}
     todo: list[object] = [root]
     total = 0
