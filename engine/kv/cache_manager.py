@@ -371,14 +371,13 @@ class CacheManager(CacheControl):
         self._counts.prefix_hits += hits
 
     def _recall(self, sequence: Sequence) -> None:
-        """Tell the policy if the first block that the cache lacks was there once."""
+        """Note if the first block that the cache lacks was there once: the policy hears of it when it is back."""
         depth = sequence.table.shared * self.block_size
         block = sequence.tokens[depth : depth + self.block_size].tobytes()
         now = self._clock()
-        idle = self._ghosts.recall(sequence.namespace, depth, block, now)
-        if idle is not None:
-            self.residency.wanted_gap.observe(idle)
-            self.policy.on_ghost_hit(depth, idle, now)
+        sequence.returned = self._ghosts.recall(sequence.namespace, depth, block, now)
+        if sequence.returned is not None:
+            self.residency.wanted_gap.observe(sequence.returned.idle)
 
     def _make_writable(self, sequence: Sequence, end: int) -> Copies:
         sequence.require(State.ADMITTED)
@@ -419,5 +418,5 @@ class CacheManager(CacheControl):
         sequence.state, sequence.node = state, None
         sequence.computed = sequence.writable = 0
         sequence.publish_at = NOT_ADMITTED
-        sequence.prefill_seconds = 0.0
+        sequence.prefill_seconds, sequence.returned = 0.0, None
         del self._sequences[sequence.seq_id]

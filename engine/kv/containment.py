@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ...policies.eviction.base import Entry, EvictionPolicy
+from ...policies.eviction.base import Entry, EvictionPolicy, Returned
 
 
 class ContainedPolicy(EvictionPolicy):
@@ -43,11 +43,11 @@ class ContainedPolicy(EvictionPolicy):
     def on_held(self, entry: Entry) -> None:
         self._tell("on_held", self.policy.on_held, entry)
 
-    def on_evict(self, entry: Entry, blocks: int, now: float) -> None:
-        self._tell("on_evict", self.policy.on_evict, entry, blocks, now)
+    def on_evict(self, entry: Entry, blocks: int, now: float) -> object:
+        return self._tell("on_evict", self.policy.on_evict, entry, blocks, now)
 
-    def on_ghost_hit(self, depth: int, idle: float, now: float) -> None:
-        self._tell("on_ghost_hit", self.policy.on_ghost_hit, depth, idle, now)
+    def on_ghost_hit(self, entry: Entry, returned: Returned, now: float) -> None:
+        self._tell("on_ghost_hit", self.policy.on_ghost_hit, entry, returned, now)
 
     def victims(self, count: int, now: float) -> Iterator[Entry]:
         try:
@@ -55,8 +55,9 @@ class ContainedPolicy(EvictionPolicy):
         except Exception as error:  # noqa: BLE001  # as below
             self.fault("victims", error)
 
-    def _tell(self, where: str, event: Callable[..., None], *args: object) -> None:
+    def _tell(self, where: str, event: Callable[..., object], *args: object) -> object:
         try:
-            event(*args)
+            return event(*args)
         except Exception as error:  # noqa: BLE001  # a plug-in may raise anything
             self.fault(where, error)
+            return None

@@ -108,7 +108,7 @@ class Evictor:
 
     def _drop(self, node: Node, reason: str, track: Track) -> None:
         run = self._run(node, len(node.ids), reason, track)
-        ids, _ = self._tree.cut_tail(node, len(node.ids))
+        ids = self._tree.cut_tail(node, len(node.ids)).ids
         self.evicted[reason] += len(ids)
         if run is not None:
             self._watchers.dropped(run)
@@ -139,13 +139,13 @@ class Evictor:
         run = self._run(node, count, reason, cause)
         now = self._clock()
         self._residency.evicted(count, node.insert_time, node.last_use, now)
-        ids, tokens = self._tree.cut_tail(node, count)
+        cut = self._tree.cut_tail(node, count)
         self.evicted[reason] += count
-        ghost = Ghost(now, reason, self._policy_name)
-        self._ghosts.remember(node.namespace, node.end, tokens[: len(tokens) // count], ghost)
+        ghost = Ghost(now, reason, self._policy_name, cut.memory)
+        self._ghosts.remember(node.namespace, node.end, cut.tokens[: len(cut.tokens) // count], ghost)
         if run is not None:
             self._watchers.evicted(run)
-        self._pool.release(ids)
+        self._pool.release(cut.ids)
 
     def _run(self, node: Node, count: int, reason: str, cause: Track) -> EvictedRun | None:
         """What is going to be told of the last ``count`` blocks of ``node``, if anybody listens."""

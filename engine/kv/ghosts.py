@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
+from ...policies.eviction.base import Returned
 from ...storage.naming import Namespace
 
 
@@ -17,6 +18,8 @@ class Ghost(NamedTuple):
     """``allocate``, ``watermark`` or ``call``."""
     policy: str
     """Class of the eviction policy."""
+    memory: object = None
+    """What that policy remembers of it."""
 
 
 class Ghosts:
@@ -42,18 +45,23 @@ class Ghosts:
         if len(self._evicted) > self._bound:
             self._evicted.popitem(last=False)
 
-    def recall(self, namespace: Namespace, depth: int, block: bytes, now: float) -> float | None:
-        """Seconds since ``block`` was evicted, if it was; it is no ghost afterwards."""
+    def recall(self, namespace: Namespace, depth: int, block: bytes, now: float) -> Returned | None:
+        """What is known of ``block`` if it was evicted; it is no ghost afterwards."""
         ghost = self._evicted.pop((namespace, depth, block), None)
         if ghost is None:
             return None
         self.hits += 1
         self.gap_seconds += now - ghost.when
-        return now - ghost.when
+        return Returned(ghost.memory, depth, now - ghost.when)
 
     def peek(self, namespace: Namespace, depth: int, block: bytes) -> Ghost | None:
         """How ``block`` was evicted, if it was. Nothing is counted and it stays a ghost."""
         return self._evicted.get((namespace, depth, block))
+
+    def forget_memories(self) -> None:
+        """The policy whose memories these are is no longer in use. O(bound)."""
+        for key, ghost in self._evicted.items():
+            self._evicted[key] = ghost._replace(memory=None)
 
     def forget(self, salt: str | None) -> None:
         """Keep no token of a tenant. O(bound)."""

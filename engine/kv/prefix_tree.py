@@ -44,6 +44,15 @@ class Match(NamedTuple):
     """How many tokens of it agree, less than a block."""
 
 
+class Cut(NamedTuple):
+    """What was taken from the tail of a node."""
+
+    ids: array[int]
+    tokens: bytes
+    memory: object
+    """What the observer remembers of it."""
+
+
 class PrefixTree:
     """See the module. ``observer`` receives the events of :class:`EvictionPolicy`; ``clock`` gives seconds."""
 
@@ -211,9 +220,8 @@ class PrefixTree:
 
     # shrinking
 
-    def cut_tail(self, node: Node, count: int) -> tuple[array[int], bytes]:
-        """Take the last ``count`` blocks out of a candidate; returns their ids and tokens. The tree's references to
-        them pass to the caller.
+    def cut_tail(self, node: Node, count: int) -> Cut:
+        """Take the last ``count`` blocks out of a candidate. The tree's references to them pass to the caller.
 
         :raises CacheMisuse: when ``node`` is no candidate or has not that many blocks.
         """
@@ -231,8 +239,10 @@ class PrefixTree:
         self.idle_blocks -= count
         if not node.ids:
             self._remove(node, tokens[: self._block_bytes])
-        self.observer.on_evict(node, count, self._clock())
-        return ids, tokens
+        memory = self.observer.on_evict(node, count, self._clock())
+        if not node.ids and node.parent is not None and not node.parent.locks:
+            self._offer(node.parent)
+        return Cut(ids, tokens, memory)
 
     # keeping
 
@@ -348,7 +358,7 @@ class PrefixTree:
         node.locks += 1
 
     def _remove(self, node: Node, key: bytes) -> None:
-        """Drop an empty leaf; its parent may be the next candidate."""
+        """Drop an empty leaf."""
         parent = node.parent
         if parent is None:
             raise CacheMisuse("a root has no blocks to evict")
@@ -358,8 +368,6 @@ class PrefixTree:
             self.expiries.forget(node)
         del parent.children[key]
         del parent.keys[bisect_left(parent.keys, key)]
-        if not parent.locks:
-            self._offer(parent)
 
     def _offer(self, node: Node) -> None:
         """``node`` lost its last lock or child: a candidate if it is a leaf; an empty root goes."""

@@ -96,6 +96,8 @@ class Publisher:
             self._pool.release(own[: len(known)])
             table.blocks[shared : shared + len(known)] = known
             self._counts.duplicates_freed += len(known)
+        if sequence.returned is not None:
+            self._greet(sequence, shared * size, new=not known)
         if (origin := sequence.track.origin) is not sequence.node.owner:
             self._own(sequence.node, shared * size, origin)
         if self._watchers.of_entering and len(known) < len(own):
@@ -104,6 +106,16 @@ class Publisher:
         sequence.publish_at = (full + 1) * size
         if sequence.in_flight_key is not None:
             self._in_flight.watch(sequence)
+
+    def _greet(self, sequence: Sequence, depth: int, *, new: bool) -> None:
+        """Tell the policy that the block that begins at ``depth`` tokens is back, unless another one brought it."""
+        returned, sequence.returned = sequence.returned, None
+        if sequence.node is None or returned is None or not new:
+            return
+        for node in self._tree.path(sequence.node):
+            if node.end - len(node.ids) * self._tree.block_size <= depth:
+                self._tree.observer.on_ghost_hit(node, returned, self._clock())
+                return
 
     def _own(self, node: Node, above: int, origin: Origin | None) -> None:
         """The path that ends at ``node``, down from ``above`` tokens, was last used by ``origin``, or by a request that

@@ -8,6 +8,7 @@ from collections.abc import Sequence as SequenceOf
 from enum import Enum
 
 from ...errors import CacheMisuse, InvalidRequest
+from ...policies.eviction.base import Returned
 from ...storage.naming import Namespace
 from ...telemetry.record import NO_TRACK
 from .block_table import BlockTable
@@ -42,6 +43,7 @@ class Sequence:
         "resumed",
         "retained_since",
         "retention",
+        "returned",
         "seq_id",
         "state",
         "table",
@@ -79,6 +81,7 @@ class Sequence:
         self.publish_at = -1  # once ``computed`` reaches it, another full block can go into the tree
         self.in_flight_key: tuple[Namespace, int, bytes] | None = None
         self.resumed = False  # at its last admission
+        self.returned: Returned | None = None  # if the next block it publishes was evicted before
         self.retained_since = 0.0  # when it was admitted: what ``retention`` counts from
         self.track = NO_TRACK  # where what is done for it is noted
         self.prefill_seconds = 0.0  # measured time of its blocks that are computed and not yet published

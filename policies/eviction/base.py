@@ -6,6 +6,9 @@ short, which candidate goes first. A policy frees nothing itself: it ranks. One 
 no candidate is contained: the fault is counted and logged, and the engine takes the least recently used for that
 call.
 
+Retention is not a policy's business: the engine ranks entries of different :attr:`Entry.priority` by one policy each
+(see :mod:`~octavo.policies.eviction.priority_ttl`), so a policy sees entries of one priority only.
+
 Two ways in:
 
 * subclass :class:`~octavo.policies.eviction.scored.ScoredPolicy` and write ``score(entry, now)``;
@@ -17,9 +20,15 @@ All calls come from the engine's one coroutine: no locks. They must not block.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, TypeAlias
+
+Json: TypeAlias = "str | int | float | bool | Mapping[str, Json] | Sequence[Json] | None"
+"""What a policy may put into its state: no NaN and no infinity."""
+
+NAME_BYTES = 8
+"""Bytes of a block name as policies get it: a name stands for the block and for everything before it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,8 +52,7 @@ class Entry:
     reload_tier: str | None = None
     priority: int = 0
     """Retention priority, as requests asked for; it has nothing to do with the order in which requests are served. The
-    candidates of a lower priority go before all of a higher one, whatever the policy's own order. Changes of a
-    candidate are announced by ``on_held`` and ``on_candidate``."""
+    candidates of a lower priority go before all of a higher one, whatever the policy's own order."""
     expires: float | None = None
     """When the priority falls back to 0, on the engine's monotonic clock; ``None``: never."""
     tenant: str = ""
@@ -52,11 +60,25 @@ class Entry:
     """Whether its tail may be evicted now: a leaf that nobody references."""
 
 
+class Returned(NamedTuple):
+    """What is known of a run that was evicted and is wanted again."""
+
+    memory: object
+    """What ``on_evict`` returned, if the policy is still the same one."""
+    depth: int
+    """Tokens from the start of the prompt to where the evicted run began."""
+    idle: float
+    """Seconds since it was evicted."""
+
+
 class EvictionPolicy(ABC):
     """Ranks candidates. Times are seconds on the engine's monotonic clock and never run backwards."""
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     """Another major version than the engine's is refused; minor ones only add methods with defaults."""
+    wants_requests: ClassVar[bool] = False
+    """Whether ``on_request`` and ``on_complete`` are of use. Names of blocks cost a hash each, so only then are they
+    worked out."""
 
     def __init__(self, capacity: int) -> None:
         """``capacity``: blocks in the pool, at least 1."""
@@ -76,17 +98,45 @@ class EvictionPolicy(ABC):
         """An admission reused (part of) the run. ``last_use`` still has the value from before this use."""
 
     def on_candidate(self, entry: Entry, now: float) -> None:
-        """``entry`` became a candidate: its last holder or its last child went. Or it has another priority now."""
+        """``entry`` became a candidate: its last holder or its last child went."""
 
     def on_held(self, entry: Entry) -> None:
-        """``entry`` is no candidate any more: somebody references it or it has got a child. Or its priority changes,
-        and ``on_candidate`` follows at once."""
+        """``entry`` is no candidate any more: somebody references it or it has got a child."""
 
-    def on_evict(self, entry: Entry, blocks: int, now: float) -> None:
-        """``blocks`` of its tail were evicted; ``entry.blocks`` is what is left. At 0 the entry is gone for good."""
+    def on_evict(self, entry: Entry, blocks: int, now: float) -> object:
+        """``blocks`` of its tail were evicted; ``entry.blocks`` is what is left. At 0 the entry is gone for good.
 
-    def on_ghost_hit(self, depth: int, idle: float, now: float) -> None:
-        """A request asked for a run that was evicted ``idle`` seconds ago and ended at ``depth`` tokens."""
+        What this returns is a *memory* of the evicted run, anything at all. The engine keeps it as long as it remembers
+        the run (as many runs as the pool has blocks) and brings it back in ``on_ghost_hit``.
+        """
+        return None
+
+    def on_forget(self, entry: Entry) -> None:
+        """``entry`` is none of this policy's any more, though it was not evicted: it has another priority now. It is no
+        candidate of this policy at that moment (``on_held`` came)."""
+
+    def on_ghost_hit(self, entry: Entry, returned: Returned, now: float) -> None:
+        """A run that was evicted is back: ``entry`` holds its first block again. Comes right after the ``on_insert`` or
+        ``on_extend`` that brought it, of a run that was computed again or loaded from a tier."""
+
+    def on_request(self, number: int, names: bytes, now: float) -> None:
+        """A request was admitted. ``number`` is its own; ``names``: of the whole blocks of its prompt from the start,
+        ``NAME_BYTES`` each, the cached ones and the others. Only with ``wants_requests``; comes before the ``on_hit``
+        of what it reuses. Not again when it was preempted and comes back."""
+
+    def on_complete(self, number: int, names: bytes, now: float) -> None:
+        """The request is over, well or badly; ``names``: of all blocks that it leaves in the cache, generated ones
+        included. A fork has a number that ``on_request`` did not tell. Only with ``wants_requests``."""
+
+    def dump(self, key: Callable[[Entry], int]) -> Mapping[str, Json]:
+        """What the policy has learned, to be saved. ``key`` gives a number for a living entry that stays the same in
+        the next process. Modifies nothing."""
+        return {}
+
+    def load(self, state: Mapping[str, Json], entry: Callable[[int], Entry | None]) -> None:
+        """Take over what another object of this class has dumped; after the events that told of what is cached now.
+        ``entry``: the living entry with a key, if there is one. A state that does not fit is ignored, or raises
+        ``ValueError``, ``TypeError`` or ``KeyError``: it is contained and the policy starts afresh."""
 
     @abstractmethod
     def victims(self, count: int, now: float) -> Iterator[Entry]:

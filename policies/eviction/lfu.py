@@ -49,11 +49,11 @@ class Lfu(ScoredPolicy):
         self._worth[entry] = self._fresh(entry) if known is None else _log2_sum(known, self._time)
         super().on_hit(entry, now)
 
-    def on_evict(self, entry: Entry, blocks: int, now: float) -> None:
-        super().on_evict(entry, blocks, now)
+    def on_evict(self, entry: Entry, blocks: int, now: float) -> object:
         self._evicted += blocks
         if entry.blocks == 0:
             self._worth.pop(entry, None)
+        return super().on_evict(entry, blocks, now)
 
     @property
     def _time(self) -> float:

@@ -33,9 +33,10 @@ class Lru(EvictionPolicy):
     def on_held(self, entry: Entry) -> None:
         self._queue.discard(entry)
 
-    def on_evict(self, entry: Entry, blocks: int, now: float) -> None:
+    def on_evict(self, entry: Entry, blocks: int, now: float) -> object:
         if entry.blocks == 0:
             self._queue.discard(entry)
+        return None
 
     def victims(self, count: int, now: float) -> Iterator[Entry]:
         return self._queue.drain()

@@ -46,9 +46,10 @@ class ScoredPolicy(EvictionPolicy):
     def on_held(self, entry: Entry) -> None:
         self._forget(entry)
 
-    def on_evict(self, entry: Entry, blocks: int, now: float) -> None:
+    def on_evict(self, entry: Entry, blocks: int, now: float) -> object:
         if entry.blocks == 0:
             self._forget(entry)
+        return None
 
     def victims(self, count: int, now: float) -> Iterator[Entry]:
         while self._used:

@@ -19,7 +19,7 @@ from octavo.engine.model.runner import Row, RowOutput, StepInput, StepOutput
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.testing import FakeCodec, FakeRunner
 from octavo.errors import ContractBroken, DeviceOutOfMemory, ModelError, OctavoError, PluginError, UnknownPlugin
-from octavo.policies.eviction.base import Entry, EvictionPolicy
+from octavo.policies.eviction.base import Entry, EvictionPolicy, Returned
 from octavo.policies.scheduling.base import Job, SchedulingPolicy
 
 EngineOf = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
@@ -445,7 +445,7 @@ class Explosive(EvictionPolicy):
     def on_evict(self, entry: Entry, blocks: int, now: float) -> None:
         raise RuntimeError("on_evict")
 
-    def on_ghost_hit(self, depth: int, idle: float, now: float) -> None:
+    def on_ghost_hit(self, entry: Entry, returned: Returned, now: float) -> None:
         raise RuntimeError("on_ghost_hit")
 
     def victims(self, count: int, now: float) -> Iterator[Entry]:

@@ -586,10 +586,10 @@ MORE = (
     Mutant(
         "the hook sees blocks that are free already",
         EVICTION,
-        "        ids, tokens = self._tree.cut_tail(node, count)\n",
-        "        ids, tokens = self._tree.cut_tail(node, count)\n"
-        "        self._pool.release(ids)\n"
-        "        ids = ids[:0]\n",
+        "        cut = self._tree.cut_tail(node, count)\n",
+        "        cut = self._tree.cut_tail(node, count)\n"
+        "        self._pool.release(cut.ids)\n"
+        "        cut = cut._replace(ids=cut.ids[:0])\n",
         IN_EVICTION,
     ),
     Mutant(

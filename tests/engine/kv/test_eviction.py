@@ -10,7 +10,7 @@ from octavo.engine.kv.containment import ContainedPolicy
 from octavo.engine.kv.ghosts import Ghost, Ghosts
 from octavo.engine.kv.node import Node
 from octavo.errors import OutOfBlocks
-from octavo.policies.eviction import Entry, EvictionPolicy, Lru
+from octavo.policies.eviction import Entry, EvictionPolicy, Lru, Returned
 from octavo.storage.naming import name_after
 
 SPACE = Namespace("w")
@@ -112,7 +112,7 @@ class Broken(Lru):
         super().on_evict(entry, blocks, now)
         raise RuntimeError("evict")
 
-    def on_ghost_hit(self, depth: int, idle: float, now: float) -> None:
+    def on_ghost_hit(self, entry: Entry, returned: Returned, now: float) -> None:
         raise RuntimeError("ghost")
 
     def victims(self, count: int, now: float) -> Iterator[Entry]:
@@ -337,18 +337,22 @@ def test_interrupts_pass_through() -> None:
 
 
 def test_ghosts_tell_when_something_evicted_is_wanted_again() -> None:
-    heard: list[tuple[int, float]] = []
+    heard: list[tuple[int, float, object, int]] = []
 
     class Listening(Lru):
-        def on_ghost_hit(self, depth: int, idle: float, now: float) -> None:
-            heard.append((depth, idle))
+        def on_evict(self, entry: Entry, blocks: int, now: float) -> object:
+            super().on_evict(entry, blocks, now)
+            return blocks, entry.blocks
+
+        def on_ghost_hit(self, entry: Entry, returned: Returned, now: float) -> None:
+            heard.append((returned.depth, returned.idle, returned.memory, entry.blocks))
 
     stage = Stage(4, Listening(4))
     stage.serve(1, 0, 0, 0, 2, blocks=2)
     stage.manager.evict(1)
     evicted = stage.now
     stage.serve(1, 0, 0, 0, 2, blocks=2)
-    assert [depth for depth, _ in heard] == [BLOCK]
+    assert [(depth, memory, blocks) for depth, _, memory, blocks in heard] == [(BLOCK, (1, 1), 2)]
     assert 0 < heard[0][1] <= stage.now - evicted + 1
     stats = stage.manager.stats()
     assert (stats.evicted_then_wanted, stats.evicted_then_wanted_seconds) == (1, heard[0][1])
@@ -362,7 +366,7 @@ def test_ghosts_are_bounded_and_forget_the_oldest() -> None:
     assert len(ghosts) == 3
     assert ghosts.recall(SPACE, 1, b"x", 9.0) is None
     assert ghosts.peek(SPACE, 2, b"x") == Ghost(2.0, "call", "Lru")
-    assert ghosts.recall(SPACE, 2, b"x", 9.0) == 7.0
+    assert ghosts.recall(SPACE, 2, b"x", 9.0) == Returned(None, 2, 7.0)
     assert ghosts.recall(SPACE, 2, b"x", 9.0) is None
     assert ghosts.recall(Namespace("v"), 3, b"x", 9.0) is None
     assert (ghosts.hits, ghosts.gap_seconds) == (1, 7.0)
