@@ -20,7 +20,7 @@ echo "no Python 3.11 or newer among: $(CANDIDATES). Give one: make install PYTHO
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint bench bench-restart bench-telemetry clean
+.PHONY: help install demo test test-all lint bench bench-restart bench-telemetry bench-policies bench-simulator clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,13 @@ bench-restart: install  ## what a warm restart costs beside a cold prefill, on t
 
 bench-telemetry: install  ## what traces cost: throughput with all, some and no requests traced; two minutes
 	$(BIN)/python examples/benchmarks/telemetry_overhead.py
+
+bench-policies: install  ## every eviction policy on the four traces, beside the offline optimum; some minutes
+	$(BIN)/python examples/benchmarks/policies.py
+
+bench-simulator: install  ## speed of the simulator beside libcachesim with a policy in Python; installs that
+	$(PIP) install -c constraints.txt -e ".[bench]"
+	$(BIN)/python examples/benchmarks/simulator_speed.py
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) build dist octavo.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

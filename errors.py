@@ -89,6 +89,10 @@ class TelemetryError(OctavoError):
     """Traces, metrics or events cannot be set up as asked; the message says what to install or to change."""
 
 
+class TraceError(OctavoError, ValueError):
+    """A trace cannot be read; the message names the file, the line and what is wrong there."""
+
+
 _E = typing.TypeVar("_E", bound=BaseException)
 
 

@@ -76,7 +76,7 @@ class PluginGroup(Generic[T]):
             if not all(spec.split(":")):
                 raise UnknownPlugin(f"{spec!r} is no plug-in; give a name or package.module:Class")
             return Plugin(spec, None, self._load(EntryPoint(name=spec, value=spec, group=self.name)))
-        found = [entry for entry in self._entries() if entry.name == spec]
+        found = self._entries(spec)
         if not found:
             raise UnknownPlugin(self._unknown(spec))
         if len(found) > 1:
@@ -97,10 +97,14 @@ class PluginGroup(Generic[T]):
                 error = str(failure)
         return PluginReport(self.name, entry.name, *_distribution(entry.dist), entry.value, error)
 
-    def _entries(self) -> list[EntryPoint]:
-        """Each offer once. ``importlib`` itself skips a distribution that it meets on the path a second time."""
-        found = {(_origin(entry), entry.name, entry.value): entry for entry in entry_points(group=self.name)}
-        return sorted(found.values(), key=lambda entry: (entry.name, _origin(entry), entry.value))
+    def _entries(self, name: str | None = None) -> list[EntryPoint]:
+        """Each offer once, or each of ``name``. Where an offer comes from is the slow part to find out: it is in the
+        metadata of the distribution, which is parsed anew for each. ``importlib`` itself skips a distribution that it
+        meets on the path a second time.
+        """
+        offers = entry_points(group=self.name)
+        found = {(e.name, _origin(e), e.value): e for e in offers if name is None or e.name == name}
+        return [found[key] for key in sorted(found)]
 
     def _load(self, entry: EntryPoint) -> type[T]:
         where = f"plug-in {entry.name!r} of {self.name} ({entry.value}{_from(entry)})"
@@ -161,5 +165,5 @@ def _distribution(dist: Distribution | None) -> tuple[str, str]:
         metadata = None if dist is None else dist.metadata
     if metadata is None:
         return "unknown", "unknown"
-    fields = metadata.json
-    return str(fields.get("name") or "unknown"), str(fields.get("version") or "unknown")
+    name, version = (str(metadata[field]) if field in metadata else "" for field in ("Name", "Version"))
+    return name or "unknown", version or "unknown"

@@ -6,11 +6,10 @@ import hashlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.metadata import version
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from ..errors import ContractBroken, describe
+from ..errors import describe
 from ..plugins import PluginGroup
 from ..policies.eviction.base import EvictionPolicy
 from ..policies.scheduling.base import SchedulingPolicy
@@ -22,6 +21,7 @@ from ..storage.naming import Namespace
 from ..storage.record import RecordCodec
 from ..telemetry.logging import RateLimited
 from .checkpoint import Checkpoint
+from .choosing import EVICTION_POLICIES, chosen, made_with
 from .config import EngineConfig
 from .control import Control
 from .counters import Counters
@@ -31,8 +31,11 @@ from .insight.kv_events import KvEvents
 from .insight.measures import Measures
 from .insight.metrics import EngineMetrics
 from .insight.readings import Observed
+from .insight.shadows import Shadows
 from .intake import Intake
 from .kv import CacheManager
+from .kv.quotas import Quotas
+from .learned import Learned
 from .loading import Loads
 from .loop import StepLoop
 from .model.runner import ModelRunner
@@ -46,12 +49,11 @@ from .surroundings import Surroundings
 from .tiering import Tiering
 from .warming import Warming
 
-EVICTION_POLICIES = PluginGroup("octavo.eviction_policies", EvictionPolicy)
+__all__ = ["EVICTION_POLICIES", "SCHEDULING_POLICIES", "Parts", "assemble", "check_plugins"]
+
 SCHEDULING_POLICIES = PluginGroup("octavo.scheduling_policies", SchedulingPolicy)
 REPEAT_SECONDS = 10.0
 """A breach of contract that repeats is logged once in so many seconds."""
-
-T = TypeVar("T")
 
 
 class Parts(NamedTuple):
@@ -66,6 +68,7 @@ class Parts(NamedTuple):
     counters: Counters
     kv_events: KvEvents
     measures: Measures
+    shadows: Shadows
     observe: Callable[[], Observed]
     """What metrics are made of; in the engine's event loop."""
 
@@ -75,7 +78,8 @@ def check_plugins(config: EngineConfig) -> None:
 
     :raises PluginError: when a policy or tier is unknown, cannot be imported, or is none.
     """
-    EVICTION_POLICIES.find(config.eviction_policy)
+    for spec in (config.eviction_policy, *config.shadow_policies):
+        EVICTION_POLICIES.find(spec)
     SCHEDULING_POLICIES.find(config.scheduling_policy)
     check_tiers(config)
 
@@ -92,7 +96,7 @@ async def assemble(
     """Build and wire the parts. The tiers are not open yet.
 
     :raises PluginError: as ``check_plugins``, and when a plug-in cannot be made.
-    :raises InvalidRequest: when a tier refuses its settings.
+    :raises InvalidRequest: when a tier or the scheduling policy refuses its settings.
     :raises StorageError: with ``strict_tiers``, when the snapshot to restore cannot be used.
     """
     counters, new_id = Counters(), itertools.count().__next__
@@ -101,9 +105,17 @@ async def assemble(
     fault = _reporter(outside)
     measures = metrics.measures(runner.info.name, outside.wall, fault)
     geometry, records = _stored_form(runner, config)
-    cache = _cache(config, outside, fault)
-    scheduling = _made(SCHEDULING_POLICIES.resolve(config.scheduling_policy), config.scheduling_policy)
-    mounts = await mount(config, geometry, restore, outside.logger)  # opens files: nothing fails from here on
+    quotas = Quotas(config.tenant_quotas, config.num_blocks) if config.tenant_quotas else None
+    first = chosen(config.eviction_policy, config.num_blocks, quotas)
+    cache = _cache(first.policy, config, outside, fault, quotas)
+    learned = Learned(cache, first, outside)
+    shadows = _shadows(cache, config, outside, fault)
+    scheduling = made_with(
+        SCHEDULING_POLICIES.resolve(config.scheduling_policy), config.scheduling_policy, config.scheduling_options
+    )
+    mounts = await mount(
+        config, geometry, restore, outside.logger, on_fault=fault, clock=outside.clock
+    )  # opens files: nothing fails from here on
     manager = _manager(config, mounts.tiers, records, outside)
     exports = Exports(runner, thread, records, fault, outside.clock)
     loads = Loads(manager, cache, runner, thread, config, outside, on_fault=fault)
@@ -117,7 +129,7 @@ async def assemble(
         refused=mounts.refused,
         outside=outside,
     )
-    checkpoint = Checkpoint(cache, exports, manager, outside)
+    checkpoint = Checkpoint(cache, exports, manager, learned, outside)
     tiering = Tiering(manager, cache, exports, loads, checkpoint, warming, config, outside)
     cache.watch(tiering, names=bool(manager.names))
 
@@ -138,30 +150,56 @@ async def assemble(
         outside=outside,
         new_id=new_id,
     )
-    snapshots = Snapshots(cache, exports, manager, records, outside, loop, counters)
+    snapshots = Snapshots(cache, exports, manager, learned, records, outside, loop, counters)
     control = Control(cache, loop, tiering, snapshots, pins, mounts.backend, geometry, outside)
     intake = Intake(runner.info, geometry.identity.digest, codec, config, clock=outside.clock, new_id=new_id)
     kv_events = KvEvents(cache, manager, most=config.kv_events_buffer, wall=outside.wall)
-    policy = type(cache.policy.policy).__name__
-    info = (version("octavo"), runner.info.name, config.dtype, str(config.block_size), policy)
+    info = (version("octavo"), runner.info.name, config.dtype, str(config.block_size))
 
     def observe() -> Observed:
-        return Observed(loop.stats(), measures.states(), cache.residency, tracing.dropped, kv_events.log.counts, info)
+        shown, events = (*info, cache.policy.name), kv_events.log.counts
+        shown_shadows = shadows.reports()
+        return Observed(loop.stats(), measures.states(), cache.residency, tracing.dropped, events, shown_shadows, shown)
 
-    return Parts(runner, codec, intake, loop, tiering, control, counters, kv_events, measures, observe)
+    return Parts(runner, codec, intake, loop, tiering, control, counters, kv_events, measures, shadows, observe)
+
+
+def _shadows(
+    cache: CacheManager,
+    config: EngineConfig,
+    outside: Surroundings,
+    fault: Callable[[str, BaseException | str], None],
+) -> Shadows:
+    shadows = Shadows(
+        cache,
+        lambda spec, blocks: chosen(spec, blocks).policy,
+        config.shadow_sample,
+        outside=outside,
+        timeout=config.policy_timeout,
+        on_fault=fault,
+    )
+    for spec in config.shadow_policies:
+        shadows.add(spec)
+    return shadows
 
 
 def _cache(
-    config: EngineConfig, outside: Surroundings, fault: Callable[[str, BaseException | str], None]
+    policy: EvictionPolicy,
+    config: EngineConfig,
+    outside: Surroundings,
+    fault: Callable[[str, BaseException | str], None],
+    quotas: Quotas | None,
 ) -> CacheManager:
     return CacheManager(
         config.num_blocks,
         config.block_size,
-        _made(partial(EVICTION_POLICIES.resolve(config.eviction_policy), config.num_blocks), config.eviction_policy),
+        policy,
         clock=outside.clock,
         on_fault=fault,
         sharing=config.enable_prefix_caching,
         background=outside.tracing.background,
+        policy_timeout=config.policy_timeout,
+        quotas=quotas,
     )
 
 
@@ -210,10 +248,3 @@ def _reporter(outside: Surroundings) -> Callable[[str, BaseException | str], Non
         limited.log(outside.logger.warning, "a plug-in broke its contract", key=where, where=where, error=shown)
 
     return fault
-
-
-def _made(make: Callable[[], T], name: str) -> T:
-    try:
-        return make()
-    except Exception as error:
-        raise ContractBroken(f"plug-in {name!r} could not be made: {describe(error)}") from error

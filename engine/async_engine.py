@@ -26,6 +26,7 @@ from .counters import EngineStats
 from .explanation import Explanation
 from .generation import Generation
 from .insight.metrics import EngineMetrics
+from .insight.shadows import ShadowReport
 from .intake import RequestOptions
 from .kv import Census, Retention
 from .life import CLOSE_TIMEOUT, EngineLife, Load, Loaded
@@ -58,6 +59,7 @@ class AsyncEngine:
         load: Load | None = None,
         config: EngineConfig | None = None,
         restore: str | os.PathLike[str] | None = None,
+        record: str | os.PathLike[str] | None = None,
         tracer_provider: TracerProvider | None = None,
         registry: CollectorRegistry | None = None,
         meter_provider: MeterProvider | None = None,
@@ -68,7 +70,9 @@ class AsyncEngine:
 
         ``codec=None``: token ids in, token ids out, no text. ``restore``: a snapshot whose blocks are used wherever a
         prompt begins like them, if it is of the same model; otherwise the reason is logged, shown in
-        ``stats().restore`` and the engine starts cold. ``tracer_provider``: who takes the spans; by default the global
+        ``stats().restore`` and the engine starts cold. ``record``: a file that does not exist yet, which gets what
+        becomes of every block, for replays with other policies (``octavo simulate``); neither tokens nor text nor
+        tenants. ``tracer_provider``: who takes the spans; by default the global
         one of OpenTelemetry, which takes none unless the host has set it. ``registry``: where metrics are shown
         while the engine is open; by default one of its own, see :attr:`registry`. ``meter_provider``: gets the
         histograms of the GenAI conventions, too. ``clock``: seconds, monotonic, and ``wall``: seconds since the epoch;
@@ -88,7 +92,8 @@ class AsyncEngine:
         outside = Surroundings(clock, wall, get_logger("octavo.engine"), self._tracing)
         self._metrics = EngineMetrics(registry, meter_provider, self.config.metric_labels)
         snapshot = None if restore is None else os.fspath(restore)
-        self._life = EngineLife(load, self.config, snapshot, outside, self._metrics)
+        recording = None if record is None else os.fspath(record)
+        self._life = EngineLife(load, self.config, snapshot, outside, self._metrics, recording)
         self._submission = Submission(self._life, self._tracing, max_waiting=self.config.max_waiting)
 
     @classmethod
@@ -98,6 +103,7 @@ class AsyncEngine:
         config: EngineConfig | None = None,
         *,
         restore: str | os.PathLike[str] | None = None,
+        record: str | os.PathLike[str] | None = None,
         tracer_provider: TracerProvider | None = None,
         registry: CollectorRegistry | None = None,
         meter_provider: MeterProvider | None = None,
@@ -105,7 +111,8 @@ class AsyncEngine:
     ) -> Self:
         """An engine for ``model``: a directory of safetensors, a hub id, a ``.gguf`` file, or ``smollm2``.
 
-        The model is loaded when the engine is entered. ``restore``: a snapshot to start from. ``tracer_provider``: who
+        The model is loaded when the engine is entered. ``restore``: a snapshot to start from. ``record``: a file that
+        gets what becomes of every block, as for the class itself. ``tracer_provider``: who
         takes the spans, by default the global one; ``registry``, ``meter_provider``: who takes the metrics, as for the
         class itself. ``progress(what, share)`` is called from the loading thread with ``share`` from 0 to 1. Entering
         raises ``ModelError`` when it cannot be loaded and ``UnsupportedModel`` when it cannot run on a paged cache.
@@ -127,6 +134,7 @@ class AsyncEngine:
             load=load,
             config=settings,
             restore=restore,
+            record=record,
             tracer_provider=tracer_provider,
             registry=registry,
             meter_provider=meter_provider,
@@ -315,6 +323,41 @@ class AsyncEngine:
         return await self._life.parts.control.explain(
             intake.namespace(tenant), await intake.token_ids(prompt), others=others
         )
+
+    async def set_eviction_policy(self, spec: str) -> str:
+        """Let another eviction policy say what goes, from the next step edge on; returns the name of the one before.
+
+        ``spec``: a name in ``octavo.eviction_policies`` or ``package.module:Class``; the class in charge, too, which
+        starts afresh then. The cache stays as it is: the new policy hears of all that is in it, nothing is evicted, and
+        requests go on. What was learned is not handed on.
+
+        :raises PluginError: when it is unknown, cannot be imported, is no policy or cannot be made. Nothing has changed
+            then.
+        :raises InvalidRequest: when ``spec`` is no name.
+        """
+        self._submission.require_open()
+        return await self._life.parts.control.set_eviction_policy(spec)
+
+    def shadows(self) -> tuple[ShadowReport, ...]:
+        """What the policies in ``shadow_policies`` and those of :meth:`add_shadow` would have found, beside what the
+        engine's own cache has found for the same requests.
+        """
+        self._submission.require_open()
+        return self._life.parts.shadows.reports()
+
+    def add_shadow(self, spec: str) -> None:
+        """Let one more eviction policy run beside the one that decides. It starts with an empty cache.
+
+        :raises PluginError: when it is unknown, cannot be imported, is no policy or cannot be made.
+        :raises InvalidRequest: when it runs as a shadow already.
+        """
+        self._submission.require_open()
+        self._life.parts.shadows.add(spec)
+
+    def remove_shadow(self, spec: str) -> bool:
+        """End a shadow; whether there was one."""
+        self._submission.require_open()
+        return self._life.parts.shadows.remove(spec)
 
     async def snapshot(
         self,

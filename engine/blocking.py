@@ -112,6 +112,11 @@ class BlockingEngine:
         with _closed_as_error(self._engine):
             return self._portal.call(self._engine.abort, request_id)
 
+    def set_eviction_policy(self, spec: str) -> str:
+        """As :meth:`AsyncEngine.set_eviction_policy`."""
+        with _closed_as_error(self._engine):
+            return self._portal.call(self._engine.set_eviction_policy, spec)
+
     def stats(self) -> EngineStats:
         """As :meth:`AsyncEngine.stats`."""
         with _closed_as_error(self._engine):

@@ -18,6 +18,7 @@ from .enlisting import SLICE_BLOCKS, Enlistment
 from .exports import EXPORT_BLOCKS, Export, Exports, TierSink, heads_of
 from .kv import CacheManager, ImageRun
 from .kv.image import most_valuable
+from .learned import Learned
 from .surroundings import Surroundings
 
 POLL = 0.02
@@ -34,6 +35,7 @@ class Checkpoint:
         cache: CacheManager,
         exports: Exports,
         manager: TierManager,
+        learned: Learned,
         outside: Surroundings,
     ) -> None:
         self.made = 0
@@ -42,6 +44,9 @@ class Checkpoint:
         self._cache = cache
         self._exports = exports
         self._manager = manager
+        self.learned = learned
+        self._notes: bytes | None = None
+        """Of the policy, as of the checkpoint under way."""
         self._sink = TierSink(manager, "persistent")
         self._clock, self._wall, _, self._tracing = outside
         self._last = self._clock()
@@ -100,6 +105,7 @@ class Checkpoint:
         """
         since, self._last = self._clock() - self._last, self._clock()
         image, journal = self._cache.image(self._wall()), self._tracing.background
+        self._notes = self.learned.dump()  # after the image, which names all blocks
 
         def exported(run: ImageRun, indices: Sequence[int]) -> list[Export]:
             shelf, wanted = run.namespace.shelf(), [run.names[index] for index in indices]
@@ -117,3 +123,5 @@ class Checkpoint:
     async def _note(self, touches: Touches) -> None:
         for shelf, metas in touches.items():
             await self._manager.touch(shelf, metas)
+        if self._notes is not None:
+            await self._manager.note(self._notes)

@@ -22,10 +22,12 @@ from .demo import run_demo
 from .mounting import PERSISTENCE_BACKENDS, STORAGE_TIERS
 from .request import Prompt, SamplingParams
 from .show import LoadingBar, show_streams
+from .simulate_cli import simulate
 from .snapshot_cli import snapshot_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(snapshot_app, name="snapshot")
+app.command()(simulate)
 app.command()(top)
 
 

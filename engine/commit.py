@@ -64,6 +64,7 @@ class Committer:
             if sample.phase is not Phase.RUNNING:
                 continue
             with self._kept_to(sample.group, now):
+                self._scheduler.served(row, now)
                 if not self._compute(row, output, per_token):
                     continue
                 if sample.group.beam is not None:

@@ -28,6 +28,15 @@ class EngineConfig:
     """Share and keep the blocks of common prefixes. Off: every request computes all of its prompt."""
     eviction_policy: str = "lru"
     """Entry-point name in ``octavo.eviction_policies`` or ``package.module:Class``."""
+    policy_timeout: float = 0.1
+    """Seconds that one call of the eviction policy may take. A longer one is a fault: what came out of it is not used,
+    and a policy with too many faults is set aside. ``inf``: as long as it takes."""
+    shadow_policies: tuple[str, ...] = ()
+    """Eviction policies that decide nothing and count what they would have found, each in a cache of its own without
+    contents: see ``AsyncEngine.shadows``. Named as above."""
+    shadow_sample: float = 1.0
+    """Share of the blocks that shadows look at, in (0, 1], in caches as much smaller. Less is less work and less exact:
+    at least some hundred blocks should be left of the pool."""
     evict_below: float = 0.02
     """Background eviction, a look after every step, starts when less than this share of the pool is free ..."""
     evict_until: float = 0.05
@@ -46,7 +55,8 @@ class EngineConfig:
     restore_from_disk: bool = True
     """False: forget what lies at ``disk_path`` and start cold."""
     tier_options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """More settings by name of the tier, such as ``{"redis": {"url": "redis://..."}}``; each tier documents its own."""
+    """More settings by name of the tier, such as ``{"redis": {"url": "redis://..."}}``; each tier documents its own.
+    ``{"host": {"eviction_policy": "s3_fifo"}}``: what goes from ``host`` or ``disk`` is chosen as on the device."""
     demotion: Literal["write_back", "write_through", "selective"] = "write_back"
     """When blocks go down: once they are evicted; once their request is done, to all tiers; or the same from their
     second use on. Evicted blocks that are not down yet go then (``selective``: if they were used twice)."""
@@ -84,6 +94,17 @@ class EngineConfig:
     """Most prompt tokens of one sequence in one step; ``None``: only ``max_batch_tokens`` bounds it."""
     scheduling_policy: str = "fcfs"
     """Entry-point name in ``octavo.scheduling_policies`` or ``package.module:Class``."""
+    scheduling_options: Mapping[str, object] = field(default_factory=dict)
+    """More settings for the scheduling policy, such as ``{"weights": {"tenant": 2.0}}`` for ``fair``; each policy
+    documents its own."""
+    tenant_quotas: Mapping[str, float] = field(default_factory=dict)
+    """Shares of the pool by tenant, together at most 1: what a tenant holds within its share is never taken for
+    another one. ``""`` stands for requests without a tenant, ``"*"`` for all tenants that are not named, together; what
+    nobody has is theirs, if ``"*"`` is not given. A tenant may use more while nobody else needs it: then its cached
+    blocks go first, and after them its requests are preempted."""
+    quota_wait: float = 30.0
+    """Longest time in seconds that the oldest request of a tenant, for which there is no room within its share, is
+    overtaken by those of tenants within theirs. Then nobody is let in before it."""
     admission_reserve: float = 0.01
     """Share of the pool that an admission must leave free for the growth of what already runs."""
     prefix_wait: float = 5.0
@@ -142,8 +163,21 @@ class EngineConfig:
         for name in ("step_timeout", "tier_deadline"):
             value = getattr(self, name)
             self._require(name, _is_number(value) and 0 < value < math.inf, "must be a positive number")
+        self._require(
+            "policy_timeout", _is_number(self.policy_timeout) and self.policy_timeout > 0, "must be a positive number"
+        )
+        share = self.shadow_sample
+        self._require("shadow_sample", _is_number(share) and 0.0 < share <= 1.0, "must be above 0 and at most 1")
+        self._require("shadow_policies", _are_names(self.shadow_policies), "must be a tuple of different names")
         self._require("warm_bytes", self.warm_bytes != math.inf, "must be finite")
-        for name in ("prefix_wait", "promotion_timeout", "checkpoint_interval", "close_budget", "warm_bytes"):
+        for name in (
+            "prefix_wait",
+            "quota_wait",
+            "promotion_timeout",
+            "checkpoint_interval",
+            "close_budget",
+            "warm_bytes",
+        ):
             value = getattr(self, name)
             self._require(name, _is_number(value) and value >= 0, "must be 0 or a positive number")
         for name in ("evict_below", "evict_until", "admission_reserve"):
@@ -156,6 +190,19 @@ class EngineConfig:
             raise InvalidRequest("EngineConfig: evict_below must not exceed evict_until")
         self._check_tiers()
         self._check_labels()
+        self._check_tenants()
+
+    def _check_tenants(self) -> None:
+        options, quotas = self.scheduling_options, self.tenant_quotas
+        named = isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
+        self._require("scheduling_options", named, "must map names of settings to values")
+        right = isinstance(quotas, Mapping) and all(
+            isinstance(tenant, str) and _is_number(share) and 0 < share <= 1 for tenant, share in quotas.items()
+        )
+        if not right:  # names of tenants are secrets to some: not into the message
+            raise InvalidRequest("EngineConfig: tenant_quotas must map names of tenants to shares in (0, 1]")
+        if (total := math.fsum(quotas.values())) > 1 + 1e-9:
+            raise InvalidRequest(f"EngineConfig: tenant_quotas must be at most 1 together, not {total:.4g}")
 
     def _check_labels(self) -> None:
         labels = self.metric_labels
@@ -165,8 +212,7 @@ class EngineConfig:
 
     def _check_tiers(self) -> None:
         tiers, options, key = self.tiers, self.tier_options, self.storage_key
-        named = isinstance(tiers, tuple) and all(isinstance(name, str) and name for name in tiers)
-        self._require("tiers", named and len(set(tiers)) == len(tiers), "must be a tuple of different names")
+        self._require("tiers", _are_names(tiers), "must be a tuple of different names")
         mapped = isinstance(options, Mapping) and all(isinstance(each, Mapping) for each in options.values())
         self._require("tier_options", mapped, "must map names of tiers to their settings")
         if strangers := sorted(set(options) - set(tiers)):
@@ -198,6 +244,11 @@ _CHOICES = {
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _are_names(value: object) -> bool:
+    named = isinstance(value, tuple) and all(isinstance(name, str) and name for name in value)
+    return named and isinstance(value, tuple) and len(set(value)) == len(value)
 
 
 def _is_number(value: object) -> bool:

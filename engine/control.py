@@ -45,6 +45,7 @@ class Control:
         outside: Surroundings,
     ) -> None:
         self._cache = cache
+        self._learned = tiering.learned
         self._loop = loop
         self._tiering = tiering
         self._snapshots = snapshots
@@ -151,6 +152,17 @@ class Control:
         await manager.ask(shelf, whole[missing:])
         coverage = manager.peek(shelf, whole[missing:])
         return explained(len(ids), device, [manager.names[index] for index in coverage.tiers], size)
+
+    async def set_eviction_policy(self, spec: str) -> str:
+        """Let another policy say what goes, from the next step edge on; returns the name of the one before.
+
+        :raises PluginError: when it cannot be had; nothing has changed.
+        """
+        policy = await anyio.to_thread.run_sync(self._learned.choose, spec)  # which may import a lot
+        with self._tracing.acting(names.POLICY_SWITCH, parent_of(None)) as shown:
+            before = await self._loop.at_edge(lambda: self._learned.switch(policy))
+            shown |= {names.POLICY: policy.policy.name, names.POLICY_BEFORE: before}
+        return before
 
     async def snapshot(
         self, location: str, *, within: tuple[Namespace, Sequence[int]] | None, tiers: bool

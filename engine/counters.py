@@ -61,6 +61,8 @@ class RestoreStats(NamedTuple):
     """Tokens loaded so far that an earlier run, or another engine, had computed."""
     refused: str | None
     """Why the snapshot that was asked for is not used."""
+    learned: bool
+    """Whether the eviction policy has taken over what an earlier run of the same one had learned."""
 
 
 class SaveStats(NamedTuple):
@@ -111,3 +113,5 @@ class EngineStats(NamedTuple):
     saved: SaveStats
     pins: int
     """Prefixes that are pinned."""
+    tenant_blocks: dict[str, int]
+    """Blocks, cached or held, by tenant with a quota, ``"*"`` for all others; empty without quotas."""

@@ -134,6 +134,7 @@ class Intake:
             group.namespace,
             block_size=self._config.block_size,
             retention=group.retention,
+            request=group.job.order,
         )
 
     def _group(

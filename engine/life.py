@@ -21,6 +21,7 @@ from .insight.metrics import EngineMetrics
 from .model.runner import ModelRunner
 from .model.text import TextCodec
 from .model_thread import ModelThread
+from .recording import Recorder
 from .surroundings import Surroundings
 
 CLOSE_TIMEOUT = 10.0
@@ -40,12 +41,15 @@ class EngineLife:
         restore: str | None,
         outside: Surroundings,
         metrics: EngineMetrics,
+        record: str | None = None,
     ) -> None:
         self._load = load
         self._config = config
         self._restore = restore
         self._outside = outside
         self._metrics = metrics
+        self._record = record
+        self._recorder: Recorder | None = None
         self._logger = outside.logger
         self._task: asyncio.Task[None] | None = None
         self._home: asyncio.AbstractEventLoop | None = None
@@ -110,6 +114,16 @@ class EngineLife:
 
     async def _live(self) -> None:
         check_plugins(self._config)
+        if self._record is not None:
+            self._recorder = await Recorder.create(self._record, self._config, self._outside)
+        try:
+            await self._live_recorded()
+        finally:
+            if self._recorder is not None:
+                with anyio.CancelScope(shield=True):
+                    await (self._recorder.close() if self._parts is not None else self._recorder.discard())
+
+    async def _live_recorded(self) -> None:
         self._metrics.enter()
         thread = ModelThread()
         try:
@@ -117,6 +131,8 @@ class EngineLife:
             try:
                 await thread.call(runner.allocate, self._config.num_blocks, self._config.block_size)
                 parts = await assemble(runner, codec, thread, self._config, self._restore, self._outside, self._metrics)
+                if self._recorder is not None:
+                    self._recorder.follow(parts.loop.cache, parts.measures)
                 try:
                     await parts.tiering.open()
                     self._parts = parts
@@ -142,6 +158,8 @@ class EngineLife:
             background.start_soon(parts.loop.watch)
             background.start_soon(watch_lag, parts.measures.lag, self._outside.clock)
             await background.start(parts.tiering.run, parts.loop)
+            if self._recorder is not None:
+                background.start_soon(self._recorder.run)
             async with BlockingPortal() as self._portal, anyio.create_task_group() as work:
                 work.start_soon(self._run, parts)
                 self._home = asyncio.get_running_loop()

@@ -190,6 +190,7 @@ class StepLoop:
             restore=self._tiering.restored(),
             saved=self._saved(),
             pins=len(self._pins),
+            tenant_blocks={} if self.cache.quotas is None else dict(self.cache.quotas.used),
         )
 
     def _saved(self) -> SaveStats:
@@ -381,7 +382,7 @@ class StepLoop:
         if parent.finish_reason is FinishReason.STOP or len(parent.token_ids) >= group.params.max_tokens:
             self._end_fork(sample, parent)
         elif self._can_share(parent):
-            sample.sequence = self.cache.fork(parent.sequence, self._new_id())
+            sample.sequence = self.cache.fork(parent.sequence, self._new_id(), group.job.order)
             sample.sequence.track = track
             self._scheduler.adopt(sample)
         else:

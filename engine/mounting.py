@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ..errors import ContractBroken, OctavoError, StorageError, describe
@@ -10,7 +10,9 @@ from ..plugins import PluginGroup
 from ..storage.base import PersistenceBackend, Tier, TierGeometry
 from ..storage.manager.tier_manager import Mounted
 from ..telemetry.logging import Logger
+from .choosing import EVICTION_POLICIES
 from .config import EngineConfig
+from .tier_policies import OnFault, TierPolicies
 
 STORAGE_TIERS = PluginGroup("octavo.storage_tiers", Tier)
 PERSISTENCE_BACKENDS = PluginGroup("octavo.persistence_backends", PersistenceBackend)
@@ -30,15 +32,29 @@ class Mounts(NamedTuple):
 def check_tiers(config: EngineConfig) -> None:
     """Tell a wrong name before a model is loaded.
 
-    :raises PluginError: when a tier or backend is unknown, cannot be imported, or is none.
+    :raises PluginError: when a tier, its eviction policy or the backend is unknown, cannot be imported, or is none.
     """
     for name in config.tiers:
         STORAGE_TIERS.find(name)
+        policy = config.tier_options.get(name, {}).get("eviction_policy")
+        if isinstance(policy, str) and policy and STORAGE_TIERS.resolve(name).evicts_by_name:
+            EVICTION_POLICIES.find(policy)
     PERSISTENCE_BACKENDS.find(config.persistence_backend)
 
 
-async def mount(config: EngineConfig, geometry: TierGeometry, restore: str | None, logger: Logger) -> Mounts:
+async def mount(
+    config: EngineConfig,
+    geometry: TierGeometry,
+    restore: str | None,
+    logger: Logger,
+    *,
+    on_fault: OnFault,
+    clock: Callable[[], float],
+) -> Mounts:
     """Make the tiers of ``config``, which are not open yet, and open the snapshot ``restore`` below them.
+
+    ``on_fault`` hears, in any thread, when the eviction policy of a tier breaks its contract; with ``clock`` its calls
+    are timed.
 
     A snapshot that does not fit is left out, with its reason: a cold start, unless ``strict_tiers``.
 
@@ -47,7 +63,10 @@ async def mount(config: EngineConfig, geometry: TierGeometry, restore: str | Non
     :raises StorageError: with ``strict_tiers``, when the snapshot cannot be used.
     """
     backend = _backend(config.persistence_backend)
-    mounted = [Mounted(name, _tier(name, config, geometry)) for name in config.tiers]
+    mounted = []
+    for name in config.tiers:
+        policies = TierPolicies(name, on_fault, clock, config.policy_timeout)
+        mounted.append(Mounted(name, _tier(name, config, geometry._replace(rankings=policies))))
     if restore is None:
         return Mounts(tuple(mounted), backend, None)
     try:

@@ -17,7 +17,6 @@ preemption.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -29,15 +28,16 @@ from ..storage.naming import BlockName
 from ..telemetry import names
 from ..telemetry.record import Value
 from .config import EngineConfig
+from .giving_way import GivingWay
 from .kv import Admission, CacheManager
 from .kv.cache_manager import Copies
 from .plan import PlannedRow, StepPlan
+from .prefixes import Prefixes
+from .quotas import QuotaRules
 from .ranks import Ranks
 from .sequence import Phase, Sample, SequenceGroup
+from .slots import slots_for, used_slots
 from .tiering import Tiering
-
-LOOK_AHEAD = 64
-"""Waiting samples that one plan looks at, at most."""
 
 
 class Scheduler:
@@ -64,7 +64,9 @@ class Scheduler:
         self.waiting_reasons: Counter[str] = Counter()
         """Why the samples that were looked at in the last plan wait: ``blocks``, ``slots``, ``prefix``, ``lookup``."""
         self._cache = cache
-        self._ranks = Ranks(policy, on_fault)
+        self._ranks = Ranks(policy, on_fault, Prefixes(cache) if policy.wants_cached_prefix else None)
+        self._rules = QuotaRules(cache, self._ranks, config.quota_wait)
+        self._giving = GivingWay(cache, self._ranks, self._rules, tiering, max_running=config.max_running)
         self._config = config
         self._tiering = tiering
         self._failed_loads: list[tuple[Sample, LoadOutcome]] = []
@@ -90,7 +92,12 @@ class Scheduler:
 
     def has_slots(self, count: int) -> bool:
         """Whether ``count`` more sequences may run."""
-        return self._used_slots() + count <= self._config.max_running
+        return used_slots((*self.running, *self.loading)) + count <= self._config.max_running
+
+    def served(self, row: PlannedRow, now: float) -> None:
+        """A step has computed ``row``, and it is about to be committed."""
+        prefill, decode = (row.count, 0) if row.is_prefill else (0, row.count)
+        self._ranks.served(row.sample.group.job, prefill, decode, now)
 
     def remove(self, sample: Sample, *, distrust: bool = False) -> None:
         """The sample is done: its blocks go back, it is planned no more. Harmless for one that is done already.
@@ -99,6 +106,7 @@ class Scheduler:
         """
         if sample.phase is Phase.WAITING:
             self.waiting.remove(sample)
+            self._cache.abandon(sample.sequence)
         elif sample.phase is not Phase.DONE:
             self._leave(sample)
             if distrust:
@@ -142,13 +150,12 @@ class Scheduler:
         """The next step. Empty when nothing can be computed now."""
         self._now = now
         self._step += 1
-        self._ranks.renew((*self.running, *self.loading, *self.waiting), now)
+        self._ranks.renew(self.waiting, (*self.running, *self.loading), now)
         self._plan_once()
         for _ in self._running_groups():
             if self._plan or not self.running or (not self.waiting and len(self._running_groups()) == 1):
                 break
-            # everybody holds blocks that another one needs: the last in rank gives way
-            self._preempt(max(self.running, key=self._ranks.place))
+            self._preempt(self._giving.in_a_stand_off(self.running))
             self._plan_once()
         for row in self._plan.rows:
             row.sample.last_step = self._step
@@ -158,6 +165,7 @@ class Scheduler:
 
     def _plan_once(self) -> None:
         self._plan = StepPlan(self.token_limit)
+        self._rules.begin((*self.running, *self.loading, *self.waiting), self._now)
         self.waiting_reasons.clear()
         self._plan_decodes()
         decodes = len(self._plan)
@@ -205,7 +213,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let waiting samples in, best rank first, until a resource is short; who waits for a prefix is skipped."""
-        for sample in heapq.nsmallest(LOOK_AHEAD, self.waiting, key=self._ranks.place):
+        for sample in self._rules.queue(self.waiting):
             share = self._share(others=len(self.waiting) > 1)
             if share < min(self._unit, sample.sequence.uncomputed):
                 self._passed_over = True
@@ -213,9 +221,12 @@ class Scheduler:
             if reason := self._cannot_be_judged(sample):
                 self.waiting_reasons[reason] += 1
                 continue
-            admission = self._try_admit(sample)
+            admission = self._try_admit(sample) if self._rules.lets_in(sample, self._headroom) else None
             if admission is None:
+                if self._may_be_passed(sample):
+                    continue
                 break
+            self._rules.let_in(sample)
             self.waiting.remove(sample)
             if stored := self._worth_loading(sample):
                 self._load(sample, admission, stored)
@@ -291,8 +302,8 @@ class Scheduler:
     def _try_admit(self, sample: Sample) -> Admission | None:
         """Slots and blocks for ``sample``, displacing others where the policy says so; ``None``: it has to wait."""
         group = sample.group
-        while not self.has_slots(self._slots_for(sample)):
-            if not self._make_way(sample, self._has_slots_without):
+        while not self.has_slots(slots_for(sample)):
+            if not self._displace(self._giving.for_slots(sample, self.running, self.loading)):
                 self.waiting_reasons["slots"] += 1
                 return None
         resumed = group.metrics.scheduled is not None
@@ -302,7 +313,10 @@ class Scheduler:
             admission = self._cache.try_admit(sample.sequence, headroom=headroom, reuse=reuse, resumed=resumed)
             if admission is not None:
                 break
-            if not (self._tiering.warming.gives_way() or self._make_way(sample, self._has_blocks_without)):
+            if not (
+                self._tiering.warming.gives_way()
+                or self._displace(self._giving.for_blocks(sample, headroom, self.running))
+            ):
                 self.waiting_reasons["blocks"] += 1
                 return None
         sample.following_since = None
@@ -316,7 +330,26 @@ class Scheduler:
         before = sum(
             1 for other in (*self.running, *self.loading) if self._ranks.place(other) < self._ranks.place(sample)
         )
-        return self._reserve + before if before else 0
+        favoured = self._rules.favoured_among((*self.running, *self.loading))
+        return (self._reserve + before if before else 0) + sum(map(self._growth, favoured))
+
+    def _growth(self, sample: Sample) -> int:
+        """Blocks that an admitted sample may still come to need, at most."""
+        most = self._cache.blocks_for(len(sample.group.prompt_ids) + sample.group.params.max_tokens)
+        return max(most - len(sample.sequence.table), 0)
+
+    def _may_be_passed(self, sample: Sample) -> bool:
+        """Whether others may be let in before ``sample``, which found no room: not if slots are short, for all need
+        one, and not if it would be within its rights.
+        """
+        return self.has_slots(slots_for(sample)) and self._rules.found_no_room(sample, self._headroom(sample))
+
+    def _displace(self, victims: list[Sample]) -> bool:
+        """Preempt those who give way; whether there was anybody."""
+        for victim in victims:
+            if victim.phase is Phase.RUNNING:  # not yet, together with another beam
+                self._preempt(victim)
+        return bool(victims)
 
     def _follows(self, sample: Sample) -> bool:
         """Whether another sequence is computing what this one needs, and it has not waited for that too long."""
@@ -376,23 +409,6 @@ class Scheduler:
     def _running_groups(self) -> list[SequenceGroup]:
         return list(dict.fromkeys(sample.group for sample in self.running))
 
-    def _used_slots(self) -> int:
-        groups = dict.fromkeys(sample.group for sample in (*self.running, *self.loading))
-        return sum(self._width(group) for group in groups)
-
-    def _width(self, group: SequenceGroup) -> int:
-        """Slots of a group that runs: all that it will need, or after its fork, what it has."""
-        if group.beam is not None or not group.is_started:
-            return group.params.samples
-        return sum(1 for sample in group.samples if sample.is_admitted)
-
-    def _slots_for(self, sample: Sample) -> int:
-        group = sample.group
-        if group.beam is None and group.is_started:
-            return 1
-        counted = any(sibling.is_admitted for sibling in group.samples)
-        return 0 if counted else group.params.samples
-
     # blocks for those who run
 
     def _make_room(self, sample: Sample, count: int) -> Copies | None:
@@ -401,48 +417,17 @@ class Scheduler:
             try:
                 return self._cache.extend(sample.sequence, count)
             except OutOfBlocks:
-                victim = self._victim(sample)
+                victim = self._giving.for_growth(sample, (*self.running, *self.loading))
                 self._preempt(victim or sample)
                 if victim is None:
                     return None
-
-    def _victim(self, sample: Sample) -> Sample | None:
-        """Of the admitted samples of lower rank, the one that is cheapest to bring back for what it gives."""
-        below = [s for s in (*self.running, *self.loading) if self._ranks.place(s) > self._ranks.place(sample)]
-        return min(below, key=self._loss, default=None)
-
-    def _loss(self, sample: Sample) -> tuple[bool, float, int]:
-        """What preempting costs: useless ones last, then seconds (at first, blocks), then the youngest."""
-        gain = self._cache.exclusive_blocks(sample.sequence)
-        seconds = self._tiering.seconds_to_come_back(self._cache.cost.seconds(sample.sequence.computed))
-        return gain == 0, gain * seconds if seconds else gain, -sample.group.job.order
-
-    def _make_way(self, sample: Sample, could_do: Callable[[list[Sample], Sample], bool]) -> bool:
-        """Preempt the last in rank of those that the policy gives up for ``sample``, if all of them together could do.
-
-        Never the first in rank, whatever the policy says.
-        """
-        key = self._ranks.place(sample)
-        lesser = [s for s in self.running if self._ranks.place(s) > key and self._ranks.displaces(sample, s)]
-        if not lesser or not could_do(lesser, sample):
-            return False
-        self._preempt(max(lesser, key=self._ranks.place))
-        return True
-
-    def _has_slots_without(self, lesser: list[Sample], sample: Sample) -> bool:
-        freed = sum(self._width(group) for group in {other.group for other in lesser})
-        return self._used_slots() - freed + self._slots_for(sample) <= self._config.max_running
-
-    def _has_blocks_without(self, lesser: list[Sample], sample: Sample) -> bool:
-        """At best, that is: what they share counts more than once."""
-        at_best = self._cache.available + sum(len(other.sequence.table) for other in lesser)
-        return at_best >= self._cache.blocks_for(len(sample.sequence.tokens))
 
     def _preempt(self, sample: Sample) -> None:
         """Back to the queue; of a beam search all beams together, as none can go on alone."""
         group = sample.group
         together = [other for other in group.samples if other.is_admitted] if group.beam is not None else [sample]
         self._note_preemption(together)
+        self._rules.changed()
         for member in together:
             self._cache.copied(self._plan.drop(member))
             self._leave(member)

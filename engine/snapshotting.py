@@ -26,6 +26,7 @@ from .edges import Edges
 from .enlisting import SLICE_BLOCKS, Enlistment
 from .exports import EXPORT_BLOCKS, Export, Exports, heads_of
 from .kv import CacheManager, ImageRun
+from .learned import Learned
 from .surroundings import Surroundings
 
 POLL = 0.005
@@ -108,6 +109,7 @@ class Snapshots:
         cache: CacheManager,
         exports: Exports,
         manager: TierManager,
+        learned: Learned,
         codec: RecordCodec,
         outside: Surroundings,
         loop: Edges,
@@ -116,6 +118,7 @@ class Snapshots:
         self._cache = cache
         self._exports = exports
         self._manager = manager
+        self._learned = learned
         self._codec = codec
         self._outside = outside
         self._loop = loop
@@ -128,7 +131,7 @@ class Snapshots:
         """
         feed = SnapshotFeed(self._codec, sink, self._outside.wall)
         try:
-            known = await self._enlist(feed, within)
+            known, notes = await self._enlist(feed, within)
             await self._drain(feed, 0)
             device = feed.written
             if tiers and within is None:
@@ -136,6 +139,8 @@ class Snapshots:
             elif tiers and within is not None:
                 missing = [name for name in self._names_of(within) if name not in known]
                 await self._copy(self._manager, within.namespace.shelf(), missing, feed.write)
+            if notes is not None:
+                await sink.note(notes)
             blocks = await sink.commit()
         except BaseException:
             self._exports.withdraw(lambda export: export.sink is feed)
@@ -172,8 +177,10 @@ class Snapshots:
         await self._copy_all(source, offer, known=set())
         return taken
 
-    async def _enlist(self, feed: SnapshotFeed, within: Prefix | None) -> set[BlockName]:
-        """See that the cache as it is at the next step edge is copied, or a prefix of it. Returns the names."""
+    async def _enlist(self, feed: SnapshotFeed, within: Prefix | None) -> tuple[set[BlockName], bytes | None]:
+        """See that the cache as it is at the next step edge is copied, or a prefix of it. Returns the names, and what
+        the eviction policy has learned by then.
+        """
         wanted = None if within is None else frozenset(self._names_of(within))
         found, journal = set[BlockName](), self._outside.tracing.background
 
@@ -183,13 +190,18 @@ class Snapshots:
             found.update(heads[index].name for index in chosen)
             return [Export(run.ids[index], shelf, heads[index], run.meta, feed, journal) for index in chosen]
 
+        notes: list[bytes | None] = []
+
         def begin() -> Enlistment:
-            return Enlistment(self._cache.image(self._outside.wall()), self._exports, exported)
+            image = self._cache.image(self._outside.wall())
+            if within is None:  # what was learned of other prefixes does not belong to this one
+                notes.append(self._learned.dump())  # after the image, which names all blocks
+            return Enlistment(image, self._exports, exported)
 
         with closing(await self._loop.at_edge(begin, Enlistment.close)) as enlistment:
             while await self._loop.at_edge(enlistment.advance):
                 await self._drain(feed, SLICE_BLOCKS)
-        return found
+        return found, notes[0] if notes else None
 
     def _names_of(self, prefix: Prefix) -> list[BlockName]:
         return names_after(prefix.namespace.shelf().namespace, prefix.tokens, self._cache.block_size)

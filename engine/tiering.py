@@ -62,6 +62,7 @@ class Tiering:
         self.loads = loads
         self.checkpoint = checkpoint
         self.warming = warming
+        self.learned = checkpoint.learned
         self._cache = cache
         self._config = config
         self._clock, self._wall, self._logger, self._tracing = outside
@@ -98,7 +99,7 @@ class Tiering:
             self._tasks, self._loop = tasks, loop
             self.loads.start(tasks, loop)
             self._spawn(self.manager.run)
-            self._spawn(self.warming.run, loop)
+            self._spawn(self._come_back, loop)
             if self._config.checkpoint_interval > 0 and self.manager.has_persistent:
                 self._spawn(self._checkpoint_now_and_then)
             task_status.started()
@@ -224,9 +225,19 @@ class Tiering:
             warmed_blocks=self.warming.warmed_blocks,
             saved_tokens=self.loads.restored_tokens,
             refused=self.warming.refused,
+            learned=self.learned.is_back,
         )
 
     # inside
+
+    async def _come_back(self, loop: Edges) -> None:
+        """Warm what is to be warmed; then let the eviction policy take over what it had learned of it."""
+        try:
+            await self.warming.run(loop)
+        finally:
+            found = await self.manager.notes()
+            if found:
+                await loop.at_edge(lambda: self.learned.load(found))
 
     async def _look(self, sequence: Sequence) -> None:
         shelf = sequence.namespace.shelf()

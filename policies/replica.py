@@ -8,11 +8,12 @@ on a sample of the requests.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import CacheMisuse, ContractBroken
-from .eviction.base import NAME_BYTES, Entry, EvictionPolicy, Returned
+from .eviction.base import NAME_BYTES, Entry, EvictionPolicy, Tail
+from .returning import Return, tell_returns
 
 
 class Run(Entry):
@@ -31,9 +32,11 @@ class Run(Entry):
 class Lease:
     """What one request holds. Belongs to the replica that gave it; others read it only."""
 
-    __slots__ = ("found", "held", "names", "node", "number", "published", "returned")
+    __slots__ = ("found", "held", "names", "node", "number", "priority", "published", "returns", "tenant")
 
-    def __init__(self, number: int, names: bytes, node: Run, found: int, held: int) -> None:
+    def __init__(
+        self, number: int, names: bytes, node: Run, found: int, held: int, priority: int, tenant: str = ""
+    ) -> None:
         self.number = number
         self.names = names
         """Of all whole blocks of the request that are known by now."""
@@ -45,7 +48,12 @@ class Lease:
         """Blocks of ``names``, from the start, that are in the tree."""
         self.held = held
         """Blocks that it has beside those."""
-        self.returned: Returned | None = None
+        self.priority = priority
+        """Of retention, of all that it uses or publishes."""
+        self.tenant = tenant
+        """Of all that it publishes."""
+        self.returns: Sequence[Return] = ()
+        """Evicted runs that it is going to bring back."""
 
 
 class Match(NamedTuple):
@@ -62,7 +70,7 @@ class Match(NamedTuple):
 class _Ghost(NamedTuple):
     memory: object
     when: float
-    depth: int
+    blocks: int
 
 
 class Replica:
@@ -77,8 +85,8 @@ class Replica:
         most_ghosts: int | None = None,
         on_evicted: Callable[[bytes, int], None] | None = None,
     ) -> None:
-        """``most_ghosts``: evicted runs that are remembered, by default ``capacity``. ``on_evicted(names, depth)``
-        hears of every run that leaves, ``depth`` tokens below the start of the prompt.
+        """``most_ghosts``: evicted runs that are remembered, by default four times ``capacity``.
+        ``on_evicted(names, depth)`` hears of every run that leaves, ``depth`` tokens below the start of the prompt.
         """
         self.capacity = capacity
         self.policy = policy
@@ -93,7 +101,7 @@ class Replica:
         self._root = Run(None, b"", 0, 0.0)
         self._candidates: dict[Run, None] = {}
         self._ghosts: OrderedDict[bytes, _Ghost] = OrderedDict()
-        self._most_ghosts = capacity if most_ghosts is None else most_ghosts
+        self._most_ghosts = 4 * capacity if most_ghosts is None else most_ghosts
         self._on_evicted = on_evicted
         self._numbers = 0
 
@@ -108,21 +116,34 @@ class Replica:
                 break
             node, used = child, child.blocks
             if not names.startswith(child.names, at):
-                used = _agreeing_blocks(child.names, names, at)
+                used = agreeing_blocks(child.names, names, at)
             at += used * NAME_BYTES
             idle += 0 if node.locks else used
             if used < node.blocks:
                 break
         return Match(node, used, at // NAME_BYTES, idle)
 
-    def admit(self, names: bytes, private: int, now: float, *, used: bool = True) -> Lease | None:
+    def admit(
+        self,
+        names: bytes,
+        private: int,
+        now: float,
+        *,
+        used: bool = True,
+        priority: int = 0,
+        tenant: str = "",
+        reusable: int | None = None,
+    ) -> Lease | None:
         """Lock what is cached of a prompt and take the blocks for the rest, and ``private`` ones beside; ``None``:
         there is no room now, and nothing has changed.
 
         ``names``: of its whole blocks, ``NAME_BYTES`` each. ``used``: it is a new request; otherwise one that comes
-        back after a preemption, and what it finds is no hit.
+        back after a preemption, and what it finds is no hit. ``priority``: of retention; what is cached is kept at
+        least as it says. ``tenant``: whose blocks the new ones are. ``reusable``: at most so many blocks count as
+        cached, where others have to be computed whether or not they are there (the engine always computes the last
+        token of a prompt).
         """
-        match = self.match(names)
+        match = self.match(names if reusable is None else names[: reusable * NAME_BYTES])
         needed = len(names) // NAME_BYTES - match.blocks + private
         if self.free + self.idle - match.idle < needed:
             return None
@@ -132,12 +153,14 @@ class Replica:
             self.evict(needed - self.free, now)
         self.free -= needed
         self._numbers += 1
-        lease = Lease(self._numbers, names, node, match.blocks, needed)
+        lease = Lease(self._numbers, names, node, match.blocks, needed, priority, tenant)
+        if priority:
+            _raise_path(node, priority)
         if used:
             if self.policy.wants_requests:
                 self.policy.on_request(lease.number, names, now)
             self._count_hit(node, now)
-            lease.returned = self._recall(names[match.blocks * NAME_BYTES :][:NAME_BYTES], now)
+            lease.returns = self._recall(names, match.blocks, now)
         return lease
 
     def extend(self, lease: Lease, count: int, now: float) -> bool:
@@ -161,13 +184,34 @@ class Replica:
         if blocks * NAME_BYTES > len(lease.names) or new > lease.held:
             raise CacheMisuse(f"request {lease.number} has not got {blocks} blocks to publish")
         rest = lease.names[lease.published * NAME_BYTES : blocks * NAME_BYTES]
-        node, known = self._publish(lease.node, rest, recompute_seconds, now)
+        node, known = self._publish(lease, rest, recompute_seconds, now)
         lease.node, lease.published = node, blocks
         lease.held -= new
         self.free += known
-        if lease.returned is not None and not known:
-            self.policy.on_ghost_hit(node, lease.returned, now)
-        lease.returned = None
+        self.greet(lease, blocks - new + known, now)
+
+    def greet(self, lease: Lease, new_from: int, now: float) -> None:
+        """Tell the policy which evicted runs are back with the blocks that a request has just published, from number
+        ``new_from`` on.
+        """
+        if not lease.returns:
+            return
+
+        def entry_at(block: int) -> tuple[Run, int]:
+            node = lease.node
+            while (begins := node.depth // self._block_tokens - node.blocks) > block and node.parent is not None:
+                node = node.parent
+            return node, begins
+
+        lease.returns = tell_returns(
+            self.policy,
+            lease.returns,
+            new_from=new_from,
+            stop=lease.published,
+            block_tokens=self._block_tokens,
+            entry_at=entry_at,
+            now=now,
+        )
 
     def finish(self, lease: Lease, now: float, *, over: bool = True) -> None:
         """Give back what a request holds; what it published stays. ``over=False``: it was preempted and comes back."""
@@ -187,12 +231,13 @@ class Replica:
         wanted = count
         while wanted > 0 and self._candidates:
             before = wanted
-            victims = self.policy.victims(wanted, now)
-            for entry in victims:
-                if not isinstance(entry, Run) or entry not in self._candidates:
-                    raise ContractBroken(f"{self._policy_name} named {entry!r}, which cannot be evicted")
-                part = min(wanted, entry.blocks)
-                self._cut_tail(entry, part, now)
+            victims = self.policy.victims(count, now)
+            for named in victims:
+                entry, most = named if isinstance(named, Tail) else (named, self.capacity)
+                if not isinstance(entry, Run) or entry not in self._candidates or most < 1:
+                    raise ContractBroken(f"{self._policy_name} named {named!r}, which cannot be evicted")
+                part = min(wanted, entry.blocks, most)
+                self._evict_tail(entry, part, now)
                 wanted -= part
                 if not wanted:
                     break
@@ -202,9 +247,11 @@ class Replica:
         return count - wanted
 
     def drop(self, names: bytes, now: float) -> int:
-        """Take the runs of a prefix out that nobody holds and that nothing continues, deepest first; returns blocks."""
+        """Take the runs of a prefix out that nobody holds and that nothing continues, deepest first; returns blocks.
+        Unlike what is evicted, they are not remembered.
+        """
         match = self.match(names)
-        node, blocks = match.node, 0
+        node, blocks = match.node if match.used == match.node.blocks else self._root, 0
         while node in self._candidates and node.parent is not None:
             above = node.parent
             blocks += node.blocks
@@ -231,7 +278,7 @@ class Replica:
 
     @property
     def _policy_name(self) -> str:
-        return type(self.policy).__name__
+        return self.policy.name
 
     def _lock(self, node: Run, now: float) -> None:
         part: Run | None = node
@@ -260,28 +307,30 @@ class Replica:
             part.hits += 1
             part = part.parent
 
-    def _publish(self, node: Run, names: bytes, recompute_seconds: float, now: float) -> tuple[Run, int]:
+    def _publish(self, lease: Lease, names: bytes, recompute_seconds: float, now: float) -> tuple[Run, int]:
         """Where the lease is now, and how many leading blocks were in the tree already."""
-        at = 0
+        node, priority, at = lease.node, lease.priority, 0
         while at < len(names):
             child = node.children.get(names[at : at + NAME_BYTES])
             if child is None:
-                return self._grow(node, names[at:], recompute_seconds, now), at // NAME_BYTES
+                return self._grow(node, names[at:], lease, recompute_seconds, now), at // NAME_BYTES
             used = child.blocks
             if not names.startswith(child.names, at):
-                used = _agreeing_blocks(child.names, names, at)
+                used = agreeing_blocks(child.names, names, at)
             node = child if used == child.blocks else self._split(child, used, now)
             if not node.locks:
                 self.idle -= node.blocks
                 self._withdraw(node)
             node.locks += 1
+            if priority:
+                node.priority = max(node.priority, priority)
             at += used * NAME_BYTES
         return node, at // NAME_BYTES
 
-    def _grow(self, node: Run, names: bytes, recompute_seconds: float, now: float) -> Run:
-        blocks = len(names) // NAME_BYTES
+    def _grow(self, node: Run, names: bytes, lease: Lease, recompute_seconds: float, now: float) -> Run:
+        priority, blocks = lease.priority, len(names) // NAME_BYTES
         depth = node.depth + blocks * self._block_tokens
-        if node.parent is not None and not node.children and node.locks == 1 and not node.priority:
+        if node.parent is not None and not node.children and node.locks == 1 and node.priority == priority:
             node.names += names
             node.blocks += blocks
             node.depth = depth
@@ -289,7 +338,8 @@ class Replica:
             self.policy.on_extend(node, blocks, now)
             return node
         child = Run(node, names, depth, now)
-        child.locks, child.recompute_seconds = 1, recompute_seconds
+        child.locks, child.recompute_seconds, child.priority = 1, recompute_seconds, priority
+        child.tenant = lease.tenant
         node.children[names[:NAME_BYTES]] = child
         self.policy.on_insert(child, now)
         return child
@@ -300,6 +350,7 @@ class Replica:
         upper.insert_time, upper.last_use, upper.hits = node.insert_time, node.last_use, node.hits
         upper.recompute_seconds, upper.locks = node.recompute_seconds, node.locks
         upper.priority, upper.expires, upper.tenant = node.priority, node.expires, node.tenant
+        upper.reload_tier, upper.reload_seconds = node.reload_tier, node.reload_seconds
         if node.parent is not None:
             node.parent.children[upper.names[:NAME_BYTES]] = upper
         node.names = node.names[cut:]
@@ -309,10 +360,16 @@ class Replica:
         self.policy.on_split(upper, node, now)
         return upper
 
-    def _cut_tail(self, node: Run, count: int, now: float) -> None:
+    def _evict_tail(self, node: Run, count: int, now: float) -> None:
+        first, memory = self._cut_tail(node, count, now)
+        self._ghosts[first] = _Ghost(memory, now, count)
+        if len(self._ghosts) > self._most_ghosts:
+            self._ghosts.popitem(last=False)
+
+    def _cut_tail(self, node: Run, count: int, now: float) -> tuple[bytes, object]:
+        """The name of the first block that went, and what the policy remembers of them."""
         cut = len(node.names) - count * NAME_BYTES
-        gone = node.names[cut:]
-        first = node.names[:NAME_BYTES]
+        gone, first = node.names[cut:], node.names[:NAME_BYTES]
         node.names = node.names[:cut]
         node.blocks -= count
         node.depth -= count * self._block_tokens
@@ -324,11 +381,12 @@ class Replica:
             del self._candidates[node]
             node.candidate = False
             del parent.children[first]
-        self._remember(gone[:NAME_BYTES], _Ghost(self.policy.on_evict(node, count, now), now, node.depth))
+        memory = self.policy.on_evict(node, count, now)
         if self._on_evicted is not None:
             self._on_evicted(gone, node.depth)
         if not node.blocks and parent is not None and not parent.locks:
             self._offer(parent, now)
+        return gone[:NAME_BYTES], memory
 
     def _offer(self, node: Run, now: float) -> None:
         if node.children or node.parent is None:
@@ -343,20 +401,26 @@ class Replica:
             del self._candidates[node]
             self.policy.on_held(node)
 
-    def _remember(self, block: bytes, ghost: _Ghost) -> None:
-        self._ghosts[block] = ghost
-        if len(self._ghosts) > self._most_ghosts:
-            self._ghosts.popitem(last=False)
-
-    def _recall(self, block: bytes, now: float) -> Returned | None:
-        ghost = self._ghosts.pop(block, None)
-        if ghost is None:
-            return None
-        self.wanted_again += 1
-        return Returned(ghost.memory, ghost.depth, now - ghost.when)
+    def _recall(self, names: bytes, first: int, now: float) -> list[Return]:
+        """What is remembered of the blocks of a request from number ``first`` on, the first one that is not there."""
+        returns, number = list[Return](), first
+        while ghost := self._ghosts.pop(names[number * NAME_BYTES : (number + 1) * NAME_BYTES], None):
+            self.wanted_again += 1
+            blocks = min(ghost.blocks, len(names) // NAME_BYTES - number)
+            returns.append(Return(ghost.memory, number, blocks, now - ghost.when))
+            number += ghost.blocks
+        return returns
 
 
-def _agreeing_blocks(edge: bytes, names: bytes, at: int) -> int:
+def _raise_path(node: Run, priority: int) -> None:
+    """A locked path is no candidate, so no policy hears of it."""
+    part = node
+    while part.parent is not None:
+        part.priority = max(part.priority, priority)
+        part = part.parent
+
+
+def agreeing_blocks(edge: bytes, names: bytes, at: int) -> int:
     """Leading blocks of ``edge`` that equal ``names`` from byte ``at`` on; the first one is known to."""
     low, high = 1, min(len(edge), len(names) - at) // NAME_BYTES
     while low < high:
@@ -368,7 +432,7 @@ def _agreeing_blocks(edge: bytes, names: bytes, at: int) -> int:
     return low
 
 
-def _close(victims: Iterator[Entry]) -> None:
+def _close(victims: Iterator[Entry | Tail]) -> None:
     close = getattr(victims, "close", None)
     if close is not None:
         close()

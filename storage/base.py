@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from .identity import Identity
 from .naming import BlockName, Shelf
+
+if TYPE_CHECKING:
+    from .ranking import Rankings
 
 
 class Head(NamedTuple):
@@ -97,6 +100,10 @@ class TierStats(NamedTuple):
     """False: it takes no writes (full disk, no permission) or cannot be reached."""
     problem: str = ""
     """Why it is not healthy."""
+    policy: str = ""
+    """Who decides what is evicted; empty where a tier does not say."""
+    policy_faults: int = 0
+    """How often that policy broke its contract, so that the least recently used went instead."""
 
 
 class TierGeometry(NamedTuple):
@@ -105,10 +112,16 @@ class TierGeometry(NamedTuple):
     identity: Identity
     record_bytes: int
     """Length of every record."""
+    rankings: Rankings | None = None
+    """Where a tier that evicts by the name of a policy gets its ranking; ``None``: nobody is there who knows names."""
 
 
 Options = Mapping[str, object]
 """Settings of one tier, as the user gave them."""
+
+
+MOST_NOTES = 1 << 20
+"""Bytes of notes that a tier or a snapshot may be given."""
 
 
 class Tier(ABC):
@@ -122,6 +135,9 @@ class Tier(ABC):
     """Whether other engines read and write it too."""
     read_only: ClassVar[bool] = False
     """Whether it declines everything, so that it is not offered anything."""
+    evicts_by_name: ClassVar[bool] = False
+    """Whether it has the option ``eviction_policy``, the name of one, for which it asks ``TierGeometry.rankings``. Such
+    a name is checked before anything is opened."""
 
     @classmethod
     @abstractmethod
@@ -190,6 +206,22 @@ class Tier(ABC):
         """Note what policies know by now of blocks that are there; names that are not are ignored."""
         return
 
+    async def note(self, notes: bytes) -> None:
+        """Keep ``notes`` (at most ``MOST_NOTES`` bytes) beside the blocks, in place of those before; empty ones forget
+        them. What the engine has learned of the blocks is in them: erasing a tenant forgets them as well. Only tiers
+        that are persistent and not shared are asked, and those that keep none lose nothing but time.
+
+        :raises StorageError: when they could not be written; what was noted before may be lost then.
+        """
+        return
+
+    async def notes(self) -> bytes | None:
+        """What was noted last and is there still, unaltered.
+
+        :raises StorageError: when that cannot be read now.
+        """
+        return None
+
     async def spill(self, count: int) -> list[tuple[Shelf, Record]]:
         """Take out up to ``count`` blocks, the least valuable first, for the next tier; their data is the caller's.
         Empty where a tier keeps what it has.
@@ -223,6 +255,13 @@ class SnapshotSink(ABC):
 
         :raises StorageError: when they cannot be written; ``abandon`` then.
         """
+
+    async def note(self, notes: bytes) -> None:
+        """Keep ``notes`` beside the blocks, as :meth:`Tier.note`. A backend that keeps none may do without.
+
+        :raises StorageError: when they cannot be kept.
+        """
+        return
 
     @abstractmethod
     async def commit(self) -> int:

@@ -37,6 +37,10 @@ PERSIST: Final = "persist"
 RESTORE: Final = "restore"
 """What an earlier run left was found, warmed or imported."""
 SNAPSHOT: Final = "snapshot"
+POLICY_FAULTED: Final = "policy_fault"
+"""The eviction policy broke its contract when it was told something."""
+POLICY_SWITCH: Final = "policy_switch"
+"""Another eviction policy took over while the engine ran."""
 ACTS: Final = (EVICT, COW_FORK, SWAP_OUT, SWAP_IN, PERSIST, RESTORE, SNAPSHOT)
 
 # events
@@ -92,6 +96,10 @@ CACHED_TOKENS: Final = "octavo.cached_tokens"
 TIER: Final = "octavo.tier"
 REASON: Final = "octavo.reason"
 POLICY: Final = "octavo.policy"
+POLICY_BEFORE: Final = "octavo.policy.before"
+POLICY_FAULT: Final = "octavo.policy_fault"
+"""What the policy did wrong during this eviction: where, and a word about it. Some of the victims are not its choice
+then, but the least recently used."""
 VICTIMS: Final = "octavo.victims"
 """Prefixes that an eviction shortened."""
 OUTCOME: Final = "octavo.outcome"

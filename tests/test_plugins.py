@@ -54,15 +54,15 @@ def test_the_built_in_names_resolve() -> None:
 
 
 def test_a_plugin_of_another_distribution_resolves_and_its_origin_is_known(install: Install) -> None:
-    install("octavo-arc", "1.2", "arc = fake_arc:Arc", fake_arc=GOOD)
-    found = POLICIES.find("arc")
-    assert (found.name, found.distribution, found.cls.__qualname__) == ("arc", "octavo-arc 1.2", "Arc")
+    install("octavo-arc", "1.2", "mru = fake_arc:Arc", fake_arc=GOOD)
+    found = POLICIES.find("mru")
+    assert (found.name, found.distribution, found.cls.__qualname__) == ("mru", "octavo-arc 1.2", "Arc")
     assert issubclass(found.cls, Lru)
 
 
 def test_only_what_is_asked_for_is_imported(install: Install) -> None:
-    install("octavo-arc", "1.2", "arc = fake_arc:Arc\nboom = fake_boom:Boom", fake_arc=GOOD, fake_boom="1 / 0")
-    POLICIES.resolve("arc")
+    install("octavo-arc", "1.2", "mru = fake_arc:Arc\nboom = fake_boom:Boom", fake_arc=GOOD, fake_boom="1 / 0")
+    POLICIES.resolve("mru")
     assert "fake_arc" in sys.modules
     assert "fake_boom" not in sys.modules
 
@@ -76,11 +76,11 @@ def test_a_class_can_be_given_by_its_path(install: Install, spec: str) -> None:
 
 
 def test_an_unknown_name_lists_what_is_installed_and_the_nearest(install: Install) -> None:
-    install("octavo-arc", "1.2", "arc = fake_arc:Arc", fake_arc=GOOD)
+    install("octavo-arc", "1.2", "mru = fake_arc:Arc", fake_arc=GOOD)
     with pytest.raises(UnknownPlugin) as caught:
         POLICIES.resolve("lur")
     message = str(caught.value)
-    for part in ("'lur'", GROUP, "Did you mean 'lru'?", "arc (octavo-arc 1.2)", "cost_aware (octavo 0.1.0)"):
+    for part in ("'lur'", GROUP, "Did you mean 'lru'?", "mru (octavo-arc 1.2)", "cost_aware (octavo 0.1.0)"):
         assert part in message
 
 
@@ -142,27 +142,27 @@ def test_another_minor_version_is_accepted(install: Install) -> None:
 
 
 def test_one_name_from_two_distributions_is_an_error_that_names_both_and_spares_the_rest(install: Install) -> None:
-    install("octavo-arc", "1.2", "arc = fake_arc:Arc", fake_arc=GOOD)
-    install("other-arc", "9", "arc = fake_arc:Arc")
+    install("octavo-arc", "1.2", "mru = fake_arc:Arc", fake_arc=GOOD)
+    install("other-arc", "9", "mru = fake_arc:Arc")
     with pytest.raises(PluginError, match=r"octavo-arc 1\.2 .* and other-arc 9 "):
-        POLICIES.resolve("arc")
+        POLICIES.resolve("mru")
     assert POLICIES.resolve("lru") is Lru
     assert POLICIES.resolve("fake_arc:Arc").__qualname__ == "Arc"
 
 
 def test_one_distribution_that_is_met_twice_on_the_path_is_no_duplicate(install: Install) -> None:
-    install("octavo-arc", "1.2", "arc = fake_arc:Arc", fake_arc=GOOD)
-    install("octavo-arc", "1.2", "arc = fake_arc:Arc", folder="other", fake_arc=GOOD)
-    assert POLICIES.resolve("arc").__qualname__ == "Arc"
+    install("octavo-arc", "1.2", "mru = fake_arc:Arc", fake_arc=GOOD)
+    install("octavo-arc", "1.2", "mru = fake_arc:Arc", folder="other", fake_arc=GOOD)
+    assert POLICIES.resolve("mru").__qualname__ == "Arc"
 
 
 def test_the_report_lists_good_and_broken_ones_and_raises_nothing(install: Install) -> None:
-    install("octavo-arc", "1.2", "arc = fake_arc:Arc", fake_arc=GOOD)
+    install("octavo-arc", "1.2", "mru = fake_arc:Arc", fake_arc=GOOD)
     install("octavo-boom", "3.0", "boom = fake_boom:Boom\nlru = fake_boom:Boom", fake_boom="1 / 0")
     rows = {(row.name, row.distribution): row for row in POLICIES.report()}
     assert list(rows) == sorted(rows)
-    arc, boom = rows["arc", "octavo-arc"], rows["boom", "octavo-boom"]
-    assert arc == (GROUP, "arc", "octavo-arc", "1.2", "fake_arc:Arc", None)
+    arc, boom = rows["mru", "octavo-arc"], rows["boom", "octavo-boom"]
+    assert arc == (GROUP, "mru", "octavo-arc", "1.2", "fake_arc:Arc", None)
     assert boom.error is not None
     assert "ZeroDivisionError" in boom.error
     for owner in ("octavo", "octavo-boom"):
@@ -173,7 +173,7 @@ def test_the_report_lists_good_and_broken_ones_and_raises_nothing(install: Insta
 
 
 def test_a_distribution_without_metadata_is_listed_all_the_same(tmp_path: Path, install: Install) -> None:
-    install("octavo-arc", "1.2", "arc = fake_arc:Arc", fake_arc=GOOD)
+    install("octavo-arc", "1.2", "mru = fake_arc:Arc", fake_arc=GOOD)
     (tmp_path / "site" / "octavo_arc-1.2.dist-info" / "METADATA").unlink()
-    [row] = [row for row in POLICIES.report() if row.name == "arc"]
+    [row] = [row for row in POLICIES.report() if row.name == "mru"]
     assert (row.distribution, row.version, row.error) == ("unknown", "unknown", None)

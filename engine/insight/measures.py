@@ -48,6 +48,8 @@ class Measures:
         self._wall = wall
         self._sink = sink
         self._on_fault = on_fault
+        self.when_done: list[Callable[[SequenceGroup, FinishReason], None]] = []
+        """Who else hears of every request that is over."""
         self._histograms = {metric: Histogram(metric.bounds) for metric in MEASURED}
         self.lag = self._histograms[catalogue.LOOP_LAG]
         self._step_seconds = self._histograms[catalogue.STEP_SECONDS]
@@ -77,6 +79,8 @@ class Measures:
 
     def request_done(self, group: SequenceGroup, reason: FinishReason) -> None:
         """A request is over; its times and samples are final."""
+        for hear in self.when_done:
+            hear(group, reason)
         metrics, trace = group.metrics, group.trace
         self._note(catalogue.REQUEST_PROMPT, len(group.prompt_ids), trace)
         self._note(catalogue.REQUEST_GENERATED, group.generated, trace)

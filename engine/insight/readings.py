@@ -18,6 +18,7 @@ from ..counters import EngineStats
 from ..kv.residency import Residency
 from ..request import FinishReason
 from ..warming import Readiness
+from .shadows import ShadowReport
 
 DEVICE: Final = "device"
 DEVICE_REASONS: Final = ("allocate", "watermark", "call", "forget", "distrust")
@@ -44,6 +45,7 @@ class Observed(NamedTuple):
     """By reason."""
     events: Mapping[str, int]
     """Cache events by kind."""
+    shadows: tuple[ShadowReport, ...]
     info: LabelValues
     """As ``catalogue.INFO`` has its labels."""
 
@@ -58,6 +60,7 @@ def readings(observed: Observed) -> Readings:
     numbers[c.EVICTIONS] = _evictions(stats)
     numbers[c.SPANS_DROPPED] = _by(observed.spans_dropped, DROP_REASONS)
     numbers[c.EVENTS_PUBLISHED] = _by(observed.events, EVENTS)
+    numbers.update(_shadows(observed.shadows))
     measured: Histograms = {metric: {(): state} for metric, state in observed.measured.items()}
     return Readings(
         numbers,
@@ -76,7 +79,7 @@ def at_rest(last: Readings) -> Readings:
 def _cache(stats: EngineStats) -> Numbers:
     cache = stats.cache
     on_device = {DEVICE: cache.prefix_hit_tokens - cache.tier_hit_tokens}
-    faults = {cache.policy: cache.policy_faults}
+    faults = {cache.policy: 0, **cache.faults_by_policy}
     faults[stats.scheduling_policy] = faults.get(stats.scheduling_policy, 0) + stats.policy_faults
     return {
         c.ALLOCATIONS: _one(cache.allocations),
@@ -106,10 +109,8 @@ def _pool(stats: EngineStats) -> Numbers:
 
 def _evictions(stats: EngineStats) -> Samples:
     cache = stats.cache
-    found: Samples = {
-        (reason, cache.policy, DEVICE): float(cache.evictions.get(reason, 0))
-        for reason in dict.fromkeys((*DEVICE_REASONS, *cache.evictions))
-    }
+    found: Samples = {(reason, cache.policy, DEVICE): 0.0 for reason in DEVICE_REASONS}
+    found.update({(*by, DEVICE): float(blocks) for by, blocks in cache.evictions_by_policy.items()})
     found.update({(CAPACITY, "", report.name): float(report.tier.evicted) for report in stats.tiers})
     return found
 
@@ -188,6 +189,15 @@ _OF_TIER: Final[Mapping[Metric, Callable[[TierReport], float]]] = {
     c.TIER_CORRUPT: lambda report: report.corrupt + report.tier.corrupt,
     c.TIER_DROPPED: lambda report: report.dropped,
 }
+
+
+def _shadows(reports: Iterable[ShadowReport]) -> Numbers:
+    reports = tuple(reports)
+    return {
+        c.SHADOW_QUERIES: {(report.policy,): float(report.uses) for report in reports},
+        c.SHADOW_HITS: {(report.policy,): float(report.hits) for report in reports},
+        c.SHADOW_LIVE_HITS: {(report.policy,): float(report.live_hits) for report in reports},
+    }
 
 
 def _tier_times(reports: Iterable[TierReport]) -> Histograms:

@@ -28,14 +28,15 @@ class BlockPool:
     left, *in transfer* while a copy still reads it. The last reference or pin to go frees it.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, free: FreeRuns | None = None) -> None:
+        """``free``: all blocks, for those who want to hear what becomes free."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.allocations = 0
         """Blocks handed out since the start."""
         self._references = array("i", bytes(4 * num_blocks))
         self._pins: dict[int, int] = {}
-        self._free = FreeRuns(num_blocks)
+        self._free = FreeRuns(num_blocks) if free is None else free
         # whole-pool constants whose slices make the run-wise paths memcpy and memcmp
         self._ids = array("i", range(num_blocks))
         self._ones = array("i", [1]) * num_blocks

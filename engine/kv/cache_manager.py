@@ -7,8 +7,10 @@ sources stay pinned until ``copied`` is called.
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple, TypeAlias
 
@@ -21,11 +23,14 @@ from ...telemetry.record import NO_TRACK, Track
 from .census import Census, take_census
 from .control import CacheControl
 from .cost import CostModel
+from .ghosts import Ghost
 from .in_flight import InFlight
 from .loads import TierCost
 from .names import end_name
+from .outlook import Outlook, outlook
 from .prefix_tree import Match
 from .publishing import Publisher
+from .quotas import Quotas
 from .sequence import NEVER, Sequence, State
 
 Copies: TypeAlias = tuple[tuple[int, int], ...]
@@ -44,7 +49,7 @@ class Admission(NamedTuple):
 class CacheManager(CacheControl):
     """The paged, shared, copy-on-write cache of one engine."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a host decides about its cache, each by its name
         self,
         num_blocks: int,
         block_size: int,
@@ -54,17 +59,29 @@ class CacheManager(CacheControl):
         on_fault: Callable[[str, BaseException | str], None],
         sharing: bool = True,
         background: Track = NO_TRACK,
+        policy_timeout: float = math.inf,
+        quotas: Quotas | None = None,
     ) -> None:
         """``on_fault(where, error)`` hears of every breach of contract by the policy or the hook. ``background``: where
-        is noted what no request caused.
+        is noted what no request caused. ``policy_timeout``: seconds beyond which a call of the policy is such
+        a breach. ``quotas``: new books of who owns which block, if that matters.
         """
-        super().__init__(num_blocks, block_size, policy, clock=clock, on_fault=on_fault, background=background)
+        super().__init__(
+            num_blocks,
+            block_size,
+            policy,
+            clock=clock,
+            on_fault=on_fault,
+            background=background,
+            policy_timeout=policy_timeout,
+            quotas=quotas,
+        )
         self.cost = CostModel()
         self._sharing = sharing
         self._in_flight = InFlight(block_size)
         self._sequences: dict[int, Sequence] = {}
         self._publisher = Publisher(
-            self.pool, self.tree, self._in_flight, self.cost, self._counts, self._watchers, clock
+            self.pool, self.tree, self._in_flight, self.cost, self._counts, self._watchers, self._narrator, self._moment
         )
 
     # a sequence's way through
@@ -80,6 +97,12 @@ class CacheManager(CacheControl):
         key = sequence.tokens.tobytes()
         found = self.tree.match(sequence.namespace, key, len(sequence.tokens) - 1).ids
         return self._in_flight.producer(sequence.namespace, key, len(found))
+
+    def outlook(self, sequence: Sequence) -> Outlook:
+        """What an admission of ``sequence`` would find now, for those who choose whom to admit. Pure."""
+        if not self._sharing:
+            return Outlook(0, None, is_computed=False)
+        return outlook(self.tree, self._in_flight, sequence)
 
     def try_admit(
         self,
@@ -106,6 +129,7 @@ class CacheManager(CacheControl):
             raise CacheMisuse(
                 f"sequence {sequence.seq_id} has blocks of {sequence.table.block_size}, not {self.block_size}"
             )
+        self._moment.begin()
         match = self._match(sequence) if reuse and self._sharing else MISS
         needed = self.blocks_for(len(sequence.tokens)) - len(match.ids)
         spare = self.pool.free + self.tree.idle_blocks - match.idle - needed
@@ -150,6 +174,7 @@ class CacheManager(CacheControl):
         computed = sequence.computed + count
         if computed >= sequence.publish_at:
             sequence.require(State.ADMITTED)
+            self._moment.begin()
             sequence.computed = computed
             self._publisher.publish(sequence)
         else:
@@ -161,8 +186,9 @@ class CacheManager(CacheControl):
         """Prefill of ``sequence`` took this long in the step that is about to be committed."""
         sequence.prefill_seconds += seconds
 
-    def fork(self, sequence: Sequence, seq_id: int) -> Sequence:
+    def fork(self, sequence: Sequence, seq_id: int, request: int | None = None) -> Sequence:
         """A second sequence with the same tokens on the same blocks. Costs no block until one of them writes.
+        ``request``: whose it is, if not the same one's.
 
         Not while copies for ``sequence`` are still to be made: a step reads all sources before it writes, so a copy for
         the child would be one of an empty block.
@@ -178,6 +204,7 @@ class CacheManager(CacheControl):
             sequence.namespace,
             block_size=self.block_size,
             retention=sequence.retention,
+            request=sequence.request if request is None else request,
         )
         self.pool.retain(sequence.table.own)
         if sequence.node is not None:
@@ -185,8 +212,12 @@ class CacheManager(CacheControl):
         child.state, child.node, child.table = State.ADMITTED, sequence.node, sequence.table.fork()
         child.computed, child.publish_at = sequence.computed, sequence.publish_at
         child.retained_since, child.track = sequence.retained_since, sequence.track
+        child.is_told, child.names = sequence.is_told, sequence.names[:]
         sequence.writable = child.writable = sequence.computed
         self._sequences[seq_id] = child
+        if self._watchers.requests:
+            self._moment.begin()
+            self._narrator.forked(sequence, child)
         return child
 
     def finish(self, sequence: Sequence) -> None:
@@ -214,6 +245,13 @@ class CacheManager(CacheControl):
         :raises CacheMisuse: when it is not admitted.
         """
         self._leave(sequence, State.OUTSIDE)
+
+    def abandon(self, sequence: Sequence) -> None:
+        """A sequence that holds nothing will not be admitted (again). Nothing happens when it never was."""
+        sequence.require(State.OUTSIDE)
+        if sequence.is_told:
+            self._moment.begin()
+            self._tell_left(sequence, 0, "abandoned")
 
     def copied(self, copies: Copies) -> None:
         """The step that makes ``copies`` has ended, well or badly: their sources are not needed any more."""
@@ -269,6 +307,7 @@ class CacheManager(CacheControl):
             many whole blocks more.
         """
         sequence.require(State.ADMITTED)
+        self._moment.begin()
         start, shared = sequence.computed, sequence.table.shared
         end = (shared + len(metas)) * self.block_size
         if not self._sharing or start != shared * self.block_size or end > len(sequence.tokens):
@@ -295,6 +334,26 @@ class CacheManager(CacheControl):
             node = node.parent
         return blocks
 
+    def use_policy(self, policy: EvictionPolicy) -> None:
+        super().use_policy(policy)
+        for sequence in self._sequences.values():
+            # memories of the other policy on their way back
+            sequence.returns = [back._replace(memory=None) for back in sequence.returns]
+
+    def new_blocks(self, sequence: Sequence, *, reuse: bool = True) -> int:
+        """Blocks that an admission of ``sequence`` would hold now and nobody holds yet. Pure."""
+        match = self._match(sequence) if reuse and self._sharing else MISS
+        return self.blocks_for(len(sequence.tokens)) - len(match.ids) + match.idle
+
+    def held_by_group(self, without: Container[Sequence] = ()) -> Counter[str]:
+        """Blocks that are held by group of tenants, each once, not counting what only the sequences in ``without``
+        hold; nothing where there are no quotas. O(what is held).
+        """
+        if self.quotas is None:
+            return Counter()
+        others = (sequence for sequence in self._sequences.values() if sequence not in without)
+        return self.quotas.held(others, self._leases.held)
+
     # looking
 
     def census(self) -> Census:
@@ -302,7 +361,7 @@ class CacheManager(CacheControl):
 
         :raises CensusFailed: with every contradiction found.
         """
-        return take_census(self.pool, self.tree, self._sequences.values(), self._leases.held)
+        return take_census(self.pool, self.tree, self._sequences.values(), self._leases.held, self.quotas)
 
     # inside
 
@@ -310,7 +369,15 @@ class CacheManager(CacheControl):
         """The longest cached prefix that leaves at least the last token to compute."""
         return self.tree.match(sequence.namespace, sequence.tokens.tobytes(), len(sequence.tokens) - 1)
 
-    def _allocate(self, count: int, cause: Track, after: int = -1) -> array[int]:
+    def _allocate(self, count: int, sequence: Sequence, after: int = -1) -> array[int]:
+        if self.quotas is None:
+            return self._obtain(count, sequence.track, after)
+        with self.quotas.taking(sequence.namespace.salt, count):
+            ids = self._obtain(count, sequence.track, after)
+        self.quotas.took(sequence.namespace.salt, ids)
+        return ids
+
+    def _obtain(self, count: int, cause: Track, after: int) -> array[int]:
         if count > self.pool.free:
             self._evictor.evict(count - self.pool.free, "allocate", cause)
         return self.pool.allocate(count, after)
@@ -322,13 +389,15 @@ class CacheManager(CacheControl):
         copying = match.partial_tokens > 0
         if copying:
             self.pool.pin(match.partial_block)
+        if node is not None and self._watchers.requests:
+            self._narrator.locked(sequence.seq_id, node, len(shared))
         try:
-            fresh = self._allocate(needed, sequence.track, after=shared[-1] if shared else -1)
+            fresh = self._allocate(needed, sequence, after=shared[-1] if shared else -1)
         except OutOfBlocks:
             if copying:
                 self.pool.unpin(match.partial_block)
             if node is not None:
-                self.tree.unlock(node)
+                self._unlock(sequence.seq_id, node)
             raise
         table = sequence.table
         table.blocks, table.shared = shared + fresh, len(shared)
@@ -349,12 +418,14 @@ class CacheManager(CacheControl):
         if last is not None and (origin or last.owner) is not None:  # who is not traced uses it last all the same
             for node in self.tree.path(last):
                 node.owner = origin
-        sequence.resumed = resumed
+        sequence.resumed, sequence.is_told = resumed, used
         if used:
             self._count_found(sequence, sequence.computed, sequence.computed > 0)
         if sequence.retention:
-            sequence.retained_since = self._clock()
+            sequence.retained_since = self._moment.now
             self._publisher.retain(sequence, 0)
+        if self._watchers.requests or self.policy.wants_requests:
+            self._narrator.admitted(sequence, self._ghosts_of(sequence), used=used)
         if resumed:
             return
         self._counts.prefix_query_tokens += len(sequence.tokens)
@@ -371,24 +442,31 @@ class CacheManager(CacheControl):
         self._counts.prefix_hits += hits
 
     def _recall(self, sequence: Sequence) -> None:
-        """Note if the first block that the cache lacks was there once: the policy hears of it when it is back."""
-        depth = sequence.table.shared * self.block_size
-        block = sequence.tokens[depth : depth + self.block_size].tobytes()
-        now = self._clock()
-        sequence.returned = self._ghosts.recall(sequence.namespace, depth, block, now)
-        if sequence.returned is not None:
-            self.residency.wanted_gap.observe(sequence.returned.idle)
+        """Note which blocks that the cache lacks were there once: the policy hears of them when they are back."""
+        first, now = sequence.table.shared, self._moment.now
+        sequence.returns = self._ghosts.recall(sequence.namespace, sequence.tokens, first, self.block_size, now)
+        for back in sequence.returns:
+            self.residency.wanted_gap.observe(back.idle)
+
+    def _ghosts_of(self, sequence: Sequence) -> SequenceOf[tuple[int, Ghost]]:
+        """What ``_recall`` is going to find."""
+        if sequence.resumed:
+            return ()
+        return self._ghosts.wanted(sequence.namespace, sequence.tokens, sequence.table.shared, self.block_size)
 
     def _make_writable(self, sequence: Sequence, end: int) -> Copies:
         sequence.require(State.ADMITTED)
+        self._moment.begin()
         blocks = sequence.table.blocks
         first, last, owned = sequence.computed // self.block_size, self.blocks_for(end), len(blocks)
         if first == owned:  # the common case: nothing written yet, so nothing shared
-            blocks += self._allocate(last - owned, sequence.track, after=blocks[-1])
+            blocks += self._allocate(last - owned, sequence, after=blocks[-1])
             sequence.writable = last * self.block_size
+            if self._watchers.requests:
+                self._narrator.extended(sequence, last - owned)
             return ()
         shared = [i for i in range(first, min(last, owned)) if self.pool.references(blocks[i]) > 1]
-        fresh = self._allocate(len(shared) + max(last - owned, 0), sequence.track, after=blocks[-1])
+        fresh = self._allocate(len(shared) + max(last - owned, 0), sequence, after=blocks[-1])
         copies = []
         for index, own in zip(shared, fresh, strict=False):
             if index * self.block_size < sequence.computed:  # it has rows that this sequence needs
@@ -398,6 +476,8 @@ class CacheManager(CacheControl):
             blocks[index] = own
         blocks += fresh[len(shared) :]
         sequence.writable = last * self.block_size
+        if self._watchers.requests and fresh:
+            self._narrator.extended(sequence, len(fresh))
         self._counts.cow_forks += len(copies)
         self._note_copies(sequence, len(copies), "fork")
         return tuple(copies)
@@ -410,13 +490,24 @@ class CacheManager(CacheControl):
 
     def _leave(self, sequence: Sequence, state: State) -> None:
         sequence.require(State.ADMITTED)
+        self._moment.begin()
         self._in_flight.forget(sequence)
         self.pool.release(sequence.table.own)
         if sequence.node is not None:
             self.tree.unlock(sequence.node)
+        published = sequence.table.shared
         sequence.table.blocks, sequence.table.shared = array("i"), 0
         sequence.state, sequence.node = state, None
         sequence.computed = sequence.writable = 0
         sequence.publish_at = NOT_ADMITTED
-        sequence.prefill_seconds, sequence.returned = 0.0, None
+        sequence.prefill_seconds, sequence.returns = 0.0, ()
         del self._sequences[sequence.seq_id]
+        self._tell_left(sequence, published, "finished" if state is State.FINISHED else "preempted")
+
+    def _tell_left(self, sequence: Sequence, published: int, kind: str) -> None:
+        """It gave its blocks back; the first ``published`` of them are in the tree."""
+        if sequence.is_told and kind != "preempted":
+            sequence.is_told = False
+            self._narrator.over(sequence, published)
+        if self._watchers.requests:
+            self._narrator.left(sequence, kind)

@@ -11,6 +11,7 @@ from .block_pool import BlockPool
 from .integrity import contradictions
 from .leases import Lease
 from .prefix_tree import PrefixTree
+from .quotas import Quotas
 from .sequence import Sequence, State
 
 
@@ -29,7 +30,11 @@ class Census(NamedTuple):
 
 
 def take_census(
-    pool: BlockPool, tree: PrefixTree, sequences: Collection[Sequence], pinned: Collection[Lease] = ()
+    pool: BlockPool,
+    tree: PrefixTree,
+    sequences: Collection[Sequence],
+    pinned: Collection[Lease] = (),
+    quotas: Quotas | None = None,
 ) -> Census:
     """Count everything afresh and compare it with the books. O(pool + tree).
 
@@ -50,6 +55,8 @@ def take_census(
     wrong += contradictions(tree, leases)
     wrong += [f"{lease} is in the books and was given back" for lease in pinned if not lease.is_held]
     wrong += _pool_contradictions(pool, owners)
+    if quotas is not None:
+        wrong += _quota_contradictions(pool, tree, sequences, quotas)
     census = Census(
         free=pool.free,
         idle=idle,
@@ -75,6 +82,22 @@ def _sequence_contradictions(sequence: Sequence, tree: PrefixTree) -> list[str]:
         wrong.append(f"{sequence!r} has other shared blocks than its lease says")
     if not table.shared * table.block_size <= sequence.computed <= min(table.capacity, len(sequence.tokens)):
         wrong.append(f"{sequence!r} has {len(table)} blocks, {table.shared} of them shared")
+    return wrong
+
+
+def _quota_contradictions(
+    pool: BlockPool, tree: PrefixTree, sequences: Collection[Sequence], quotas: Quotas
+) -> list[str]:
+    wrong = []
+    owned = quotas.owned()
+    if owned != +Counter(quotas.used) or owned.total() != pool.num_blocks - pool.free:
+        wrong.append(f"tenants own {owned.total()} blocks, {pool.num_blocks - pool.free} are in use")
+    used = [(node.namespace, node.ids) for node in tree.nodes()]
+    used += [(sequence.namespace, sequence.table.own) for sequence in sequences]
+    for namespace, ids in used:
+        wrong += [
+            f"block {block} is owned by another tenant" for block in ids if not quotas.owns(namespace.salt, block)
+        ]
     return wrong
 
 

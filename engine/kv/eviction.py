@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
+from ...policies.eviction.base import Tail
 from ...storage.naming import BlockName
 from ...telemetry import names
 from ...telemetry.record import MOST_LINKS, Link, Origin, Track, Value
 from .block_pool import BlockPool
-from .containment import ContainedPolicy
+from .containment import VICTIMS, ContainedPolicy
 from .ghosts import Ghost, Ghosts
 from .names import names_of
+from .narrator import Narrator, Runs, run_of
 from .node import Node
 from .prefix_tree import PrefixTree
+from .quotas import Quotas
 from .residency import Residency
 from .runs import EvictedRun, tail_run
-from .watching import Watchers
 
 
 class EvictionNote:
     """What one eviction took from whom, for a trace."""
 
-    def __init__(self, began: float) -> None:
+    def __init__(self, began: float, faults: int) -> None:
+        """``faults``: of policies until then."""
         self.began = began
+        self.faults = faults
         self.blocks = self.victims = 0
         self._owners: dict[tuple[int, int], Origin] = {}  # by what identifies a span: an origin itself has no hash
 
@@ -41,30 +45,31 @@ class EvictionNote:
 class Evictor:
     """Frees cached blocks on demand."""
 
-    def __init__(
+    def __init__(  # the parts that it works on
         self,
         pool: BlockPool,
         tree: PrefixTree,
         policy: ContainedPolicy,
         *,
-        watchers: Watchers,
-        clock: Callable[[], float],
+        narrator: Narrator,
         ghosts: Ghosts,
         residency: Residency,
         background: Track,
+        quotas: Quotas | None = None,
     ) -> None:
         """``background``: where evictions are noted that no request caused."""
         self.policy = policy
-        self.evicted: Counter[str] = Counter()
-        """Blocks evicted, by reason."""
+        self.evicted: Counter[tuple[str, str]] = Counter()
+        """Blocks evicted, by reason and policy."""
         self._pool = pool
         self._tree = tree
-        self._watchers = watchers
-        self._clock = clock
+        self._narrator, self._watchers, self._moment = narrator, narrator.watchers, narrator.moment
+        self._clock = narrator.moment.clock
+        self._victims_so_far = 0
         self._ghosts = ghosts
         self._residency = residency
-        self._policy_name = type(policy.policy).__name__
         self._background = background
+        self._quotas = quotas
 
     def evict(self, count: int, reason: str, cause: Track | None = None) -> int:
         """Evict until ``count`` blocks have come free or no candidate is left; returns how many came free.
@@ -75,15 +80,22 @@ class Evictor:
         if count <= 0:
             return 0
         track = cause or self._background
-        note = EvictionNote(self._clock()) if track.is_on else None
-        goal = self._pool.free + count
-        for node in self._victims(count):
-            part = min(goal - self._pool.free, len(node.ids))
+        note = EvictionNote(self._clock(), self.policy.all_faults) if track.is_on else None
+        goal, faults, runs = self._pool.free + count, self.policy.all_faults, Runs()
+        for node, most in self._victims(count):
+            part = min(goal - self._pool.free, most)
+            if self._quotas is not None:
+                part = self._quotas.share_of(node.namespace.salt, part)
             if note is not None:
                 note.add(node, part)
+            if self._watchers.requests:
+                runs.append(run_of(node, part))
             self._evict_tail(node, part, reason, track)
             if self._pool.free >= goal:
                 break
+        if runs:
+            faulty = self.policy.set_aside or self.policy.all_faults > faults
+            self._narrator.evicted(count, reason, runs, faulty=faulty)
         if note is not None:
             self._write(note, track, reason)
         return self._pool.free - goal + count
@@ -93,15 +105,20 @@ class Evictor:
         candidates when their turn comes, so children come first. Returns their names, if anybody reads names.
         """
         track, gone = cause or self._background, list[BlockName]()
-        note = EvictionNote(self._clock()) if track.is_on else None
+        note = EvictionNote(self._clock(), self.policy.all_faults) if track.is_on else None
+        runs = Runs()
         for node in nodes:
             if node not in self._tree.candidates:
                 continue
+            if self._watchers.requests:
+                runs.append(run_of(node))
             if self._watchers.of_names:
                 gone += names_of(node)
             if note is not None:
                 note.add(node, len(node.ids))
             self._drop(node, reason, track)
+        if runs:
+            self._narrator.dropped(reason, runs)
         if note is not None:
             self._write(note, track, reason)
         return gone
@@ -109,41 +126,54 @@ class Evictor:
     def _drop(self, node: Node, reason: str, track: Track) -> None:
         run = self._run(node, len(node.ids), reason, track)
         ids = self._tree.cut_tail(node, len(node.ids)).ids
-        self.evicted[reason] += len(ids)
+        self.evicted[reason, self.policy.name] += len(ids)
         if run is not None:
             self._watchers.dropped(run)
         self._pool.release(ids)
 
-    def _victims(self, count: int) -> Iterator[Node]:
-        """The policy's choice while it keeps its contract; then the lowest priority, the least recently used first."""
-        trusted, faults = True, self.policy.faults
-        while trusted and self._tree.candidates:
-            trusted = False
-            for entry in self.policy.victims(count, self._clock()):
-                trusted = isinstance(entry, Node) and entry in self._tree.candidates
-                if not trusted:
+    def _victims(self, count: int) -> Iterator[tuple[Node, int]]:
+        """Whom to evict, and at most how many blocks of it: the policy's choice while it keeps its contract; then the
+        lowest priority, the least recently used first.
+        """
+        candidates, policy = self._tree.candidates, self.policy
+        faults = policy.all_faults
+        named_some = True
+        while candidates and named_some and policy.all_faults == faults and not policy.set_aside:
+            named_some = False
+            for named in policy.victims(count, self._moment.now):
+                choice = _understood(named)
+                if choice is None or choice[0] not in candidates:
+                    policy.fault(VICTIMS, _wrong_with(named))
                     break
-                yield entry  # type: ignore[misc]  # mypy does not carry the isinstance through the flag
-        if self._tree.candidates and self.policy.faults == faults:  # one that raised was reported
-            self.policy.fault("victims", "named nothing, or something that cannot be evicted")
-        while self._tree.candidates:
-            yield min(self._tree.candidates, key=lambda node: (node.keep.priority, node.last_use))
+                named_some = True
+                yield choice
+        if candidates and not named_some and policy.all_faults == faults and not policy.set_aside:
+            policy.fault(VICTIMS, "named nothing")
+        while (node := policy.least_recently_used(candidates)) is not None:
+            yield node, len(node.ids)
 
     def _write(self, note: EvictionNote, track: Track, reason: str) -> None:
-        if note.blocks:
-            why: dict[str, Value] = {names.REASON: reason, names.POLICY: self._policy_name, names.TIER: "device"}
-            shown = {**why, names.BLOCKS: note.blocks, names.VICTIMS: note.victims}
-            track.act(names.EVICT, note.began, self._clock(), shown, note.links())
+        if not note.blocks:
+            return
+        why: dict[str, Value] = {names.REASON: reason, names.POLICY: self.policy.name, names.TIER: "device"}
+        shown = {**why, names.BLOCKS: note.blocks, names.VICTIMS: note.victims}
+        if self.policy.all_faults > note.faults:
+            shown[names.POLICY_FAULT] = self.policy.last_fault
+        track.act(names.EVICT, note.began, self._clock(), shown, note.links())
 
     def _evict_tail(self, node: Node, count: int, reason: str, cause: Track) -> None:
         run = self._run(node, count, reason, cause)
-        now = self._clock()
-        self._residency.evicted(count, node.insert_time, node.last_use, now)
+        now = self._moment.now
+        self._residency.evicted(count, node.insert_time, node.used, now)
         cut = self._tree.cut_tail(node, count)
-        self.evicted[reason] += count
-        ghost = Ghost(now, reason, self._policy_name, cut.memory)
-        self._ghosts.remember(node.namespace, node.end, cut.tokens[: len(cut.tokens) // count], ghost)
+        policy = self.policy.name
+        self.evicted[reason, policy] += count
+        ghost = Ghost(now, reason, policy, cut.memory, self._victims_so_far, count)
+        self._victims_so_far += 1
+        above = [part.tokens for part in self._tree.path(node)]
+        self._ghosts.remember(node.namespace, (*reversed(above), cut.tokens[: len(cut.tokens) // count]), ghost)
         if run is not None:
+            node.show_all()
             self._watchers.evicted(run)
         self._pool.release(cut.ids)
 
@@ -151,3 +181,26 @@ class Evictor:
         """What is going to be told of the last ``count`` blocks of ``node``, if anybody listens."""
         watchers = self._watchers
         return tail_run(node, count, reason, cause, named=watchers.of_names) if watchers.of_leaving else None
+
+
+def _understood(named: object) -> tuple[Node, int] | None:
+    """What a policy named, and at most how many blocks of it are to go; ``None`` when it is neither an entry nor a tail
+    of one.
+    """
+    entry, most = named if type(named) is Tail else (named, 1)
+    if type(entry) is not Node or type(most) is not int or most < 1:
+        return None
+    return entry, min(most, len(entry.ids)) if type(named) is Tail else len(entry.ids)
+
+
+def _wrong_with(named: object) -> str:
+    entry = named.entry if type(named) is Tail else named
+    if type(entry) is not Node:
+        return f"named {type(entry).__name__}, which is none of its entries"
+    if _understood(named) is None:
+        return "named a tail of no blocks"
+    if not entry.ids:
+        return "named what was evicted before"
+    if entry.locks:
+        return "named what somebody uses"
+    return "named what has something after it" if entry.children else "named what is not in this cache"

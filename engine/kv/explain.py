@@ -70,7 +70,7 @@ def explain(
 def _evicted(
     tree: PrefixTree, ghosts: Ghosts, namespace: Namespace, tokens: array[int], missing: int, now: float
 ) -> EvictedBefore | None:
-    ghost = ghosts.peek(namespace, missing, tokens[missing : missing + tree.block_size].tobytes())
+    ghost = ghosts.peek(namespace, tokens[: missing + tree.block_size].tobytes())
     return None if ghost is None else EvictedBefore(now - ghost.when, ghost.reason, ghost.policy)
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
 
-from ...policies.eviction.base import Returned
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from ...policies.returning import Return
 from ...storage.naming import Namespace
+
+Tokens: TypeAlias = "bytes | bytearray | memoryview[int]"
 
 
 class Ghost(NamedTuple):
@@ -20,13 +26,16 @@ class Ghost(NamedTuple):
     """Class of the eviction policy."""
     memory: object = None
     """What that policy remembers of it."""
+    number: int = 0
+    """Counted over all runs that were evicted."""
+    blocks: int = 1
 
 
 class Ghosts:
     """Remembers what was evicted, so that it shows when it is wanted again. Bounded; the oldest is forgotten first.
 
-    A ghost is known by namespace, depth and the tokens of its first evicted block, not by its whole prefix: good enough
-    for statistics, and small.
+    A ghost is known by its namespace and a digest (XXH3, 64 bits) of all tokens up to the end of its first block; no
+    token is kept.
     """
 
     def __init__(self, bound: int) -> None:
@@ -34,29 +43,42 @@ class Ghosts:
         self.gap_seconds = 0.0
         """Sum over the hits of the time between eviction and the new wish."""
         self._bound = bound
-        self._evicted: OrderedDict[tuple[Namespace, int, bytes], Ghost] = OrderedDict()
+        self._evicted: OrderedDict[tuple[Namespace, int], Ghost] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._evicted)
 
-    def remember(self, namespace: Namespace, depth: int, block: bytes, ghost: Ghost) -> None:
-        """``block``, which began at ``depth`` tokens, was evicted."""
-        self._evicted[namespace, depth, block] = ghost
+    def remember(self, namespace: Namespace, prefix: Iterable[Tokens], ghost: Ghost) -> None:
+        """A run was evicted. ``prefix``: int32 tokens, in pieces, from the start of the prompt to the end of its first
+        block. O(tokens), some microseconds for thousands.
+        """
+        hashed = xxh3_64()
+        for tokens in prefix:
+            hashed.update(tokens)
+        self._evicted[namespace, hashed.intdigest()] = ghost
         if len(self._evicted) > self._bound:
             self._evicted.popitem(last=False)
 
-    def recall(self, namespace: Namespace, depth: int, block: bytes, now: float) -> Returned | None:
-        """What is known of ``block`` if it was evicted; it is no ghost afterwards."""
-        ghost = self._evicted.pop((namespace, depth, block), None)
-        if ghost is None:
-            return None
-        self.hits += 1
-        self.gap_seconds += now - ghost.when
-        return Returned(ghost.memory, depth, now - ghost.when)
+    def wanted(self, namespace: Namespace, tokens: array[int], first: int, block_size: int) -> list[tuple[int, Ghost]]:
+        """The ghosts that a prompt meets one after the other, with the numbers of the blocks at which they begin, from
+        number ``first`` on, the first one that it lacks. They stay ghosts.
+        """
+        return [(number, self._evicted[key]) for number, key in self._met(namespace, tokens, first, block_size)]
 
-    def peek(self, namespace: Namespace, depth: int, block: bytes) -> Ghost | None:
-        """How ``block`` was evicted, if it was. Nothing is counted and it stays a ghost."""
-        return self._evicted.get((namespace, depth, block))
+    def recall(self, namespace: Namespace, tokens: array[int], first: int, block_size: int, now: float) -> list[Return]:
+        """The same, counted; they are no ghosts afterwards."""
+        returns, whole = list[Return](), len(tokens) // block_size
+        for number, key in self._met(namespace, tokens, first, block_size):
+            ghost = self._evicted.pop(key)
+            idle = now - ghost.when
+            self.hits += 1
+            self.gap_seconds += idle
+            returns.append(Return(ghost.memory, number, min(ghost.blocks, whole - number), idle))
+        return returns
+
+    def peek(self, namespace: Namespace, prefix: Tokens) -> Ghost | None:
+        """How the run whose first block ends ``prefix`` was evicted, if it was. Nothing is counted."""
+        return self._evicted.get((namespace, xxh3_64_intdigest(prefix)))
 
     def forget_memories(self) -> None:
         """The policy whose memories these are is no longer in use. O(bound)."""
@@ -64,6 +86,24 @@ class Ghosts:
             self._evicted[key] = ghost._replace(memory=None)
 
     def forget(self, salt: str | None) -> None:
-        """Keep no token of a tenant. O(bound)."""
+        """Keep nothing of a tenant. O(bound)."""
         for key in [key for key in self._evicted if key[0].salt == salt]:
             del self._evicted[key]
+
+    def _met(
+        self, namespace: Namespace, tokens: array[int], first: int, block_size: int
+    ) -> Iterator[tuple[int, tuple[Namespace, int]]]:
+        """Numbers of blocks, and the keys of the ghosts that begin there. Whoever takes one may remove it."""
+        shown, number = memoryview(tokens), first
+        hashed = xxh3_64(shown[: first * block_size])
+        while (end := (number + 1) * block_size) <= len(tokens):
+            at_end = hashed.copy()
+            at_end.update(shown[number * block_size : end])
+            key = namespace, at_end.intdigest()
+            ghost = self._evicted.get(key)
+            if ghost is None:
+                return
+            yield number, key
+            after = number + ghost.blocks
+            hashed.update(shown[number * block_size : after * block_size])
+            number = after

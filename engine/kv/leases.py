@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ...errors import CacheMisuse, OutOfBlocks
 from ...storage.naming import Namespace
+from .narrator import Narrator
 from .node import Node
 from .prefix_tree import Match, PrefixTree
 
@@ -15,6 +16,8 @@ class Lease:
     """A lock on the whole blocks of one prefix. Compared by identity."""
 
     namespace: Namespace = field(repr=False)
+    number: int
+    """Its own, below 0: those above are of sequences."""
     tokens: int
     """Tokens that it covers."""
     node: Node = field(repr=False)
@@ -25,13 +28,15 @@ class Lease:
 class Leases:
     """All leases of one cache, and how many blocks they hold."""
 
-    def __init__(self, tree: PrefixTree, most_blocks: int) -> None:
+    def __init__(self, tree: PrefixTree, narrator: Narrator, most_blocks: int) -> None:
         """``most_blocks``: bound on the blocks that leases may hold together, so that the rest can be used."""
         self.blocks = 0
         """Blocks that leases hold; one that several hold counts once."""
         self.held: dict[Lease, None] = {}
         self._tree = tree
+        self._narrator = narrator
         self._most = most_blocks
+        self._taken = 0
 
     def take(self, namespace: Namespace, match: Match) -> Lease:
         """Lock what ``match`` found.
@@ -39,8 +44,11 @@ class Leases:
         :raises OutOfBlocks: when leases would hold too many blocks; nothing has changed.
         """
         node = self._tree.lock_match(namespace, match)
-        lease = Lease(namespace, node.end, node)
+        self._taken += 1
+        lease = Lease(namespace, -self._taken, node.end, node)
         self.held[lease] = None
+        if self._narrator.is_heard:
+            self._narrator.locked(lease.number, node, len(match.ids))
         self.blocks, before = self._count(), self.blocks
         if self.blocks > self._most:
             more = self.blocks - before
@@ -61,6 +69,8 @@ class Leases:
         del self.held[lease]
         lease.is_held = False
         self._tree.unlock(lease.node)
+        if self._narrator.is_heard:
+            self._narrator.unlocked(lease.number)
         self.blocks = self._count()
 
     def _count(self) -> int:

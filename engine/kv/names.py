@@ -28,6 +28,31 @@ def end_name(node: Node) -> BlockName:
     return bytes(node.names[-NAME_BYTES:])
 
 
+def path_names(node: Node) -> bytes:
+    """The names of all blocks from the root to the end of ``node``, one after the other."""
+    end_name(node)
+    parts = []
+    part: Node | None = node
+    while part is not None and part.parent is not None:
+        parts.append(part.names)
+        part = part.parent
+    return b"".join(reversed(parts))
+
+
+def give_names(node: Node, names: bytes | bytearray, block_size: int) -> None:
+    """Let the nodes of the path that ends at ``node`` keep what they are called, where they do not know it yet.
+    ``names``: of all blocks of the path.
+    """
+    part = node
+    while len(part.names) < max(len(part.ids), 1) * NAME_BYTES:
+        if part.parent is None:
+            _complete(part)
+            return
+        end = part.end // block_size
+        part.names[:] = names[(end - len(part.ids)) * NAME_BYTES : end * NAME_BYTES]
+        part = part.parent
+
+
 def names_of(node: Node, first: int = 0) -> list[BlockName]:
     """The names of the blocks of ``node`` from number ``first`` on, in order."""
     end_name(node)

@@ -28,9 +28,26 @@ class Node(Entry):
     """One edge of the tree and the branching at its end.
 
     What it inherits is shown to policies and never relied on: a policy that writes there spoils its own view only.
+    What the cache itself goes by is in the slots beside it.
     """
 
-    __slots__ = ("children", "end", "ids", "keep", "keys", "locks", "names", "namespace", "owner", "parent", "tokens")
+    __slots__ = (
+        "children",
+        "end",
+        "ids",
+        "keep",
+        "keys",
+        "locks",
+        "names",
+        "namespace",
+        "owner",
+        "parent",
+        "seconds",
+        "tier",
+        "tokens",
+        "used",
+        "uses",
+    )
 
     def __init__(
         self, namespace: Namespace, parent: Node | None, tokens: bytearray, ids: array[int], now: float
@@ -44,6 +61,10 @@ class Node(Entry):
         self.keys: list[bytes] = []  # the keys of ``children``, sorted: the nearest relative of any block in O(log n)
         self.locks = 0
         self.end = 0  # tokens from the start of the prompt to the end of the edge
+        self.used = now  # ``last_use``
+        self.uses = 0  # ``hits``
+        self.seconds = 0.0  # ``recompute_seconds``
+        self.tier: str | None = None  # ``reload_tier``
         self.keep = PLAIN
         self.owner: Origin | None = None  # span of the request that used it last, if that was traced
         self.names = bytearray()  # of its first blocks, as far as anybody asked; of a root: what its children follow
@@ -57,14 +78,43 @@ class Node(Entry):
         self.keep = keep
         self.priority, self.expires = keep
 
+    def show_use(self) -> None:
+        """The same for what is known of its uses and its cost."""
+        self.last_use, self.hits, self.recompute_seconds, self.reload_tier = (
+            self.used,
+            self.uses,
+            self.seconds,
+            self.tier,
+        )
+
+    def show_all(self) -> None:
+        """Undo what a policy may have written: somebody who trusts what is shown is about to read it."""
+        self.show()
+        self.show_keep(self.keep)
+        self.show_use()
+
+    def take(self, traits: Traits, now: float) -> None:
+        """A new edge starts with ``traits``; ``now`` is its last use where they name none."""
+        self.seconds, self.uses, self.tier = traits.recompute_seconds, traits.hits, traits.reload_tier
+        self.used = now if traits.last_use is None else traits.last_use
+        self.reload_seconds = traits.reload_seconds
+        self.show_use()
+
+    def inherit(self, lower: Node) -> None:
+        """A head that was cut off ``lower`` starts with the statistics of it."""
+        self.used, self.uses, self.seconds, self.tier = lower.used, lower.uses, lower.seconds, lower.tier
+        self.reload_seconds, self.tenant = lower.reload_seconds, lower.tenant
+        self.show_use()
+
     def takes(self, traits: Traits) -> bool:
         """Whether a run with these traits may lengthen this edge: retention and tier are the same all along it."""
         same_keep = self.keep is traits.keep or self.keep.agrees(traits.keep)
-        return same_keep and self.reload_tier == traits.reload_tier
+        return same_keep and self.tier == traits.reload_tier
 
     def merge(self, traits: Traits) -> None:
         """Note the uses of blocks that were here already, or come to this edge, under ``traits``."""
-        self.hits = max(self.hits, traits.hits)
+        self.uses = max(self.uses, traits.hits)
         if traits.last_use is not None:
-            self.last_use = max(self.last_use, traits.last_use)
-            self.reload_tier, self.reload_seconds = traits.reload_tier, traits.reload_seconds
+            self.used = max(self.used, traits.last_use)
+            self.tier, self.reload_seconds = traits.reload_tier, traits.reload_seconds
+        self.show_use()

@@ -16,6 +16,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import NamedTuple
 
 from ...errors import CacheMisuse
@@ -62,6 +64,8 @@ class PrefixTree:
         """Blocks in nodes without a lock: all that could be evicted, sooner or later."""
         self.blocks = 0
         """Blocks in the tree."""
+        self.changes = 0
+        """Grows with every block that comes or goes: while it stays, a match is what it was."""
         self.candidates: dict[Node, None] = {}
         """Leaves without a lock, in the order in which they became so."""
         self.observer = observer
@@ -138,9 +142,10 @@ class PrefixTree:
         while part.parent is not None:
             self.observer.on_hit(part, now)
             if residency is not None:
-                residency.reused(part.last_use, now)
-            part.last_use = now
-            part.hits += 1
+                residency.reused(part.used, now)
+            part.used = part.last_use = now
+            part.uses += 1
+            part.hits = part.uses
             part = part.parent
 
     def lock(self, node: Node) -> None:
@@ -199,10 +204,8 @@ class PrefixTree:
         cut, named = used * self._block_bytes, used * NAME_BYTES
         upper = Node(node.namespace, node.parent, node.tokens[:cut], node.ids[:used], node.insert_time)
         upper.end = node.end - (len(node.ids) - used) * self.block_size
-        upper.last_use, upper.hits, upper.recompute_seconds = node.last_use, node.hits, node.recompute_seconds
-        upper.reload_seconds, upper.reload_tier = node.reload_seconds, node.reload_tier
-        upper.tenant, upper.locks, upper.names = node.tenant, node.locks, node.names[:named]
-        upper.owner = node.owner
+        upper.inherit(node)
+        upper.locks, upper.names, upper.owner = node.locks, node.names[:named], node.owner
         if node.parent is not None:
             node.parent.children[bytes(node.tokens[: self._block_bytes])] = upper
         del node.tokens[:cut]
@@ -236,6 +239,7 @@ class PrefixTree:
         node.end -= count * self.block_size
         node.show()
         self.blocks -= count
+        self.changes += 1
         self.idle_blocks -= count
         if not node.ids:
             self._remove(node, tokens[: self._block_bytes])
@@ -256,13 +260,12 @@ class PrefixTree:
         if is_candidate:
             self._offer(node)
 
-    def expire(self, now: float) -> int:
-        """Let all retention end that has expired; returns how many blocks are concerned. O(1) when none."""
-        blocks = 0
-        for node in self.expiries.due(now):
+    def expire(self, now: float) -> list[Node]:
+        """Let all retention end that has expired; returns whose, in this order. O(1) when there is none."""
+        expired = list(self.expiries.due(now))
+        for node in expired:
             self.set_keep(node, PLAIN)
-            blocks += len(node.ids)
-        return blocks
+        return expired
 
     # walking
 
@@ -274,6 +277,19 @@ class PrefixTree:
             stack.extend(node.children.values())
             if node.parent is not None:
                 yield node
+
+    def by_last_use(self) -> Iterator[Node]:
+        """The same, of all whose parents have had their turn the one unused for longest first. O(n log n)."""
+        numbers = count()
+        waiting = [
+            (child.used, next(numbers), child) for root in self._roots.values() for child in root.children.values()
+        ]
+        heapify(waiting)
+        while waiting:
+            _, _, node = heappop(waiting)
+            for child in node.children.values():
+                heappush(waiting, (child.used, next(numbers), child))
+            yield node
 
     # inside
 
@@ -311,14 +327,15 @@ class PrefixTree:
         """New blocks below ``node``: a longer edge when the caller alone holds that leaf, a child otherwise."""
         now = self._clock()
         self.blocks += len(ids)
+        self.changes += 1
         if node.parent is not None and not node.children and node.locks == 1 and node.takes(traits):
             node.tokens += tokens
             node.ids += ids
             node.end += len(ids) * self.block_size
             node.show()
-            node.recompute_seconds = traits.recompute_seconds
+            node.seconds = node.recompute_seconds = traits.recompute_seconds
             if traits.last_use is None:
-                node.last_use = now
+                node.used = node.last_use = now
             else:
                 node.merge(traits)
             self.observer.on_extend(node, len(ids), now)
@@ -327,10 +344,7 @@ class PrefixTree:
         child.end = node.end + len(ids) * self.block_size
         child.show()
         child.locks, child.tenant = 1, node.namespace.salt or ""
-        child.recompute_seconds, child.hits = traits.recompute_seconds, traits.hits
-        child.reload_tier, child.reload_seconds = traits.reload_tier, traits.reload_seconds
-        if traits.last_use is not None:
-            child.last_use = traits.last_use
+        child.take(traits, now)
         if traits.keep is not PLAIN:
             child.show_keep(traits.keep)
             self.expiries.note(child)

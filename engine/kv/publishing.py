@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from ...errors import CacheMisuse
+from ...policies.returning import tell_returns
 from ...storage.base import Meta
 from ...telemetry.record import Origin
 from .block_pool import BlockPool
@@ -14,6 +14,9 @@ from .cost import CostModel
 from .in_flight import InFlight
 from .keep import PLAIN
 from .loads import Run, TierCost, arrivals, runs
+from .moment import Moment
+from .names import give_names
+from .narrator import Narrator
 from .node import Node, Traits
 from .prefix_tree import PrefixTree
 from .retention import Span, raise_path, spans
@@ -34,7 +37,8 @@ class Publisher:
         cost: CostModel,
         counts: CacheCounts,
         watchers: Watchers,
-        clock: Callable[[], float],
+        narrator: Narrator,
+        moment: Moment,
     ) -> None:
         self._pool = pool
         self._tree = tree
@@ -42,7 +46,8 @@ class Publisher:
         self._cost = cost
         self._counts = counts
         self._watchers = watchers
-        self._clock = clock
+        self._narrator = narrator
+        self._moment = moment
         self._plain = Traits(0.0)  # of what was computed and nobody wants to be kept otherwise
 
     def publish(self, sequence: Sequence) -> None:
@@ -67,7 +72,7 @@ class Publisher:
     ) -> None:
         """The same for blocks that came from a tier with ``metas``."""
         shared, full = sequence.table.shared, sequence.computed // sequence.table.block_size
-        arrived = arrivals(metas, now=self._clock(), wall_now=wall_now, used=used)
+        arrived = arrivals(metas, now=self._moment.now, wall_now=wall_now, used=used)
         parts = list(runs(arrived, source, self._cost.seconds(sequence.computed)))
         self._hand_over(sequence, full, parts[0].traits, parts)
         self.retain(sequence, shared)
@@ -78,7 +83,9 @@ class Publisher:
             return
         for span in self._spans(sequence, first, sequence.table.shared):
             if span.keep is not PLAIN:
-                raise_path(self._tree, sequence.node, span)
+                raised = raise_path(self._tree, sequence.node, span)
+                if self._watchers.requests:
+                    self._narrator.kept(raised, span.keep)
 
     def _hand_over(self, sequence: Sequence, full: int, traits: Traits, parts: SequenceOf[Run] = ()) -> None:
         """Publish the blocks up to number ``full``, with ``traits``, or in ``parts`` when there are several."""
@@ -96,8 +103,11 @@ class Publisher:
             self._pool.release(own[: len(known)])
             table.blocks[shared : shared + len(known)] = known
             self._counts.duplicates_freed += len(known)
-        if sequence.returned is not None:
-            self._greet(sequence, shared * size, new=not known)
+        if sequence.returns:
+            self._greet(sequence, shared + len(known), full)
+        if self._watchers.requests:
+            self._narrator.published(sequence, full, len(known), parts or [Run(full - shared, traits)])
+            give_names(sequence.node, sequence.names, size)
         if (origin := sequence.track.origin) is not sequence.node.owner:
             self._own(sequence.node, shared * size, origin)
         if self._watchers.of_entering and len(known) < len(own):
@@ -107,15 +117,26 @@ class Publisher:
         if sequence.in_flight_key is not None:
             self._in_flight.watch(sequence)
 
-    def _greet(self, sequence: Sequence, depth: int, *, new: bool) -> None:
-        """Tell the policy that the block that begins at ``depth`` tokens is back, unless another one brought it."""
-        returned, sequence.returned = sequence.returned, None
-        if sequence.node is None or returned is None or not new:
-            return
-        for node in self._tree.path(sequence.node):
-            if node.end - len(node.ids) * self._tree.block_size <= depth:
-                self._tree.observer.on_ghost_hit(node, returned, self._clock())
-                return
+    def _greet(self, sequence: Sequence, new_from: int, full: int) -> None:
+        """Blocks ``new_from`` to ``full`` are there: tell the policy which evicted runs are back with them."""
+
+        def entry_at(block: int) -> tuple[Node, int]:
+            node = sequence.node
+            while node is not None and (begins := node.end // self._tree.block_size - len(node.ids)) > block:
+                node = node.parent
+            if node is None:
+                raise CacheMisuse(f"sequence {sequence.seq_id} has no block {block} in the tree")
+            return node, begins
+
+        sequence.returns = tell_returns(
+            self._tree.observer,
+            sequence.returns,
+            new_from=new_from,
+            stop=full,
+            block_tokens=self._tree.block_size,
+            entry_at=entry_at,
+            now=self._moment.now,
+        )
 
     def _own(self, node: Node, above: int, origin: Origin | None) -> None:
         """The path that ends at ``node``, down from ``above`` tokens, was last used by ``origin``, or by a request that

@@ -68,11 +68,12 @@ def spans(retention: Sequence[Retention], start: int, stop: int, block_size: int
     return found
 
 
-def raise_path(tree: PrefixTree, node: Node, span: Span) -> None:
+def raise_path(tree: PrefixTree, node: Node, span: Span) -> list[Node]:
     """Raise the retention of the blocks of ``span`` on the path that ends at ``node``; nothing is lowered.
 
-    Edges are split where only a part of one is dearer than before.
+    Edges are split where only a part of one is dearer than before. Returns those that are dearer now, the lowest first.
     """
+    raised = []
     part = node
     while part.parent is not None:
         above = part.parent
@@ -84,7 +85,9 @@ def raise_path(tree: PrefixTree, node: Node, span: Span) -> None:
             if start:
                 tree.split(part, start)  # ``part`` stays the lower half
             tree.set_keep(part, span.keep)
+            raised.append(part)
         part = above
+    return raised
 
 
 def _wish(retention: Retention, stop: int, block_size: int, since: float) -> Span:

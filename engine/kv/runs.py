@@ -43,6 +43,7 @@ def tail_run(node: Node, count: int, reason: str = "", cause: Track = NO_TRACK, 
     """The last ``count`` blocks of ``node``, which is no root. O(count), and once the naming of its path, if it is to
     be ``named``.
     """
+    node.show_all()
     first = len(node.ids) - count
     block_bytes = len(node.tokens) // len(node.ids)
     above = node.end if node.parent is None else node.parent.end

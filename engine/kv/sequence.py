@@ -8,7 +8,7 @@ from collections.abc import Sequence as SequenceOf
 from enum import Enum
 
 from ...errors import CacheMisuse, InvalidRequest
-from ...policies.eviction.base import Returned
+from ...policies.returning import Return
 from ...storage.naming import Namespace
 from ...telemetry.record import NO_TRACK
 from .block_table import BlockTable
@@ -36,14 +36,17 @@ class Sequence:
     __slots__ = (
         "computed",
         "in_flight_key",
+        "is_told",
+        "names",
         "namespace",
         "node",
         "prefill_seconds",
         "publish_at",
+        "request",
         "resumed",
         "retained_since",
         "retention",
-        "returned",
+        "returns",
         "seq_id",
         "state",
         "table",
@@ -60,9 +63,10 @@ class Sequence:
         *,
         block_size: int,
         retention: tuple[Retention, ...] = (),
+        request: int = 0,
     ) -> None:
         """``tokens``: prompt ids (``encode_tokens``), at least one. ``retention``: what of it is to be kept longer or
-        shorter than the rest.
+        shorter than the rest. ``request``: number of the request that it is a line of; 0: of none.
 
         :raises InvalidRequest: for an empty prompt.
         """
@@ -72,6 +76,7 @@ class Sequence:
         self.tokens = tokens
         self.namespace = namespace
         self.retention = retention
+        self.request = request
         self.state = State.OUTSIDE
         self.computed = 0
         self.table = BlockTable(block_size)
@@ -81,7 +86,9 @@ class Sequence:
         self.publish_at = -1  # once ``computed`` reaches it, another full block can go into the tree
         self.in_flight_key: tuple[Namespace, int, bytes] | None = None
         self.resumed = False  # at its last admission
-        self.returned: Returned | None = None  # if the next block it publishes was evicted before
+        self.is_told = False  # a request that was admitted and is not over: who listens has heard of it
+        self.names = bytearray()  # of its first whole blocks, as far as anybody asked; they never change
+        self.returns: SequenceOf[Return] = ()  # evicted runs that it is going to bring back
         self.retained_since = 0.0  # when it was admitted: what ``retention`` counts from
         self.track = NO_TRACK  # where what is done for it is noted
         self.prefill_seconds = 0.0  # measured time of its blocks that are computed and not yet published

@@ -30,6 +30,8 @@ class CacheStats(NamedTuple):
     allocations: int
     evictions: dict[str, int]
     """Blocks by reason."""
+    evictions_by_policy: dict[tuple[str, str], int]
+    """The same by reason and policy in charge."""
     prefix_hits: int
     """First admissions that reused something, from the device or from a tier."""
     prefix_hit_tokens: int
@@ -57,8 +59,12 @@ class CacheStats(NamedTuple):
     evicted_then_wanted_seconds: float
     """Sum of the gaps."""
     policy: str
-    """Class of the eviction policy."""
+    """Name of the eviction policy in charge; that of the stand-in while the chosen one is set aside."""
+    policy_set_aside: str | None
+    """Name of the chosen policy, when it broke its contract so often that it is asked no more."""
     policy_faults: int
+    """Breaches of contract by eviction policies."""
+    faults_by_policy: dict[str, int]
     hook_faults: int
     """Errors of the eviction hook."""
     free: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from ...policies.history import Told
 from .runs import CachedRun, EvictedRun
 
 _Told = TypeVar("_Told")
@@ -32,12 +33,25 @@ class PublicationHook(Protocol):
         """These have just entered the tree, parents first. Computed or loaded: their contents are there."""
 
 
+class RequestHook(Protocol):
+    """Hears of everything that decides what an eviction policy sees, in order, each thing after it has happened. May
+    not block; what it raises is counted and reported.
+    """
+
+    def heard(self, event: Told) -> None:
+        """See :mod:`octavo.policies.history`."""
+
+
 class Watchers:
     """The hooks of one cache."""
 
     def __init__(self, report: Callable[[str, BaseException | str], None]) -> None:
         """``report(where, error)`` hears of what a hook raises."""
         self.faults = 0
+        self.requests: tuple[RequestHook, ...] = ()
+        """Who hears what requests do. Nothing is named or made for them while there are none."""
+        self.alias: Callable[[bytes], bytes] | None = None
+        """How policies are to know blocks, if not by the ends of their chained names."""
         self._report = report
         self._leaving: list[tuple[EvictionHook, bool]] = []
         self._entering: list[PublicationHook] = []
@@ -57,6 +71,14 @@ class Watchers:
     def remove_publication(self, hook: PublicationHook) -> None:
         """Idempotent."""
         self._entering = [other for other in self._entering if other is not hook]
+
+    def add_request(self, hook: RequestHook) -> None:
+        """It hears of what happens from now on."""
+        self.requests = (*self.requests, hook)
+
+    def remove_request(self, hook: RequestHook) -> None:
+        """Idempotent."""
+        self.requests = tuple(other for other in self.requests if other is not hook)
 
     @property
     def of_leaving(self) -> bool:
@@ -87,6 +109,11 @@ class Watchers:
         """Tell all."""
         for hook in self._entering:
             self._tell("publication hook", hook.published, runs)
+
+    def tell(self, event: Told) -> None:
+        """Tell those who hear what requests do."""
+        for hook in self.requests:
+            self._tell("request hook", hook.heard, event)
 
     def _tell(self, where: str, event: Callable[[_Told], None], what: _Told) -> None:
         try:

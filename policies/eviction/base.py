@@ -14,7 +14,9 @@ Two ways in:
 * subclass :class:`~octavo.policies.eviction.scored.ScoredPolicy` and write ``score(entry, now)``;
 * subclass :class:`EvictionPolicy` and keep a structure of your own from the events.
 
-All calls come from the engine's one coroutine: no locks. They must not block.
+All calls come from the engine's one coroutine: no locks. They must not block. Storage tiers take the same policies,
+each tier an object of its own, whose entries are single blocks: there an object is used by one thread at a time, but
+not always by the same one, and ``on_request`` and ``on_complete`` do not come.
 """
 
 from __future__ import annotations
@@ -68,7 +70,19 @@ class Returned(NamedTuple):
     depth: int
     """Tokens from the start of the prompt to where the evicted run began."""
     idle: float
-    """Seconds since it was evicted."""
+    """Seconds between its eviction and the request that wanted it."""
+    at: int = 0
+    """Blocks of the entry before it."""
+    blocks: int = 1
+    """Blocks of it that the entry has again."""
+
+
+class Tail(NamedTuple):
+    """The end of a candidate: what a policy names that would let only a part of an entry go."""
+
+    entry: Entry
+    blocks: int
+    """At most so many from its end, at least 1."""
 
 
 class EvictionPolicy(ABC):
@@ -76,13 +90,18 @@ class EvictionPolicy(ABC):
 
     api_version: ClassVar[tuple[int, int]] = (1, 0)
     """Another major version than the engine's is refused; minor ones only add methods with defaults."""
-    wants_requests: ClassVar[bool] = False
+    wants_requests: bool = False
     """Whether ``on_request`` and ``on_complete`` are of use. Names of blocks cost a hash each, so only then are they
     worked out."""
 
     def __init__(self, capacity: int) -> None:
         """``capacity``: blocks in the pool, at least 1."""
         self.capacity = capacity
+
+    @property
+    def name(self) -> str:
+        """What traces, metrics and logs call it."""
+        return type(self).__name__
 
     def on_insert(self, entry: Entry, now: float) -> None:
         """A run was computed and cached. It may be held still; ``on_candidate`` follows when it is not."""
@@ -107,13 +126,13 @@ class EvictionPolicy(ABC):
         """``blocks`` of its tail were evicted; ``entry.blocks`` is what is left. At 0 the entry is gone for good.
 
         What this returns is a *memory* of the evicted run, anything at all. The engine keeps it as long as it remembers
-        the run (as many runs as the pool has blocks) and brings it back in ``on_ghost_hit``.
+        the run (four times as many runs as the pool has blocks) and brings it back in ``on_ghost_hit``.
         """
         return None
 
     def on_forget(self, entry: Entry) -> None:
-        """``entry`` is none of this policy's any more, though it was not evicted: it has another priority now. It is no
-        candidate of this policy at that moment (``on_held`` came)."""
+        """``entry`` is none of this policy's any more, though it was not evicted: it has another priority now, or a
+        tier was told to delete it. It is no candidate of this policy at that moment (``on_held`` came)."""
 
     def on_ghost_hit(self, entry: Entry, returned: Returned, now: float) -> None:
         """A run that was evicted is back: ``entry`` holds its first block again. Comes right after the ``on_insert`` or
@@ -139,8 +158,8 @@ class EvictionPolicy(ABC):
         ``ValueError``, ``TypeError`` or ``KeyError``: it is contained and the policy starts afresh."""
 
     @abstractmethod
-    def victims(self, count: int, now: float) -> Iterator[Entry]:
-        """Yield candidates, the one to go first in front.
+    def victims(self, count: int, now: float) -> Iterator[Entry | Tail]:
+        """Yield candidates, the one to go first in front; or tails of them, where a part should go and not the rest.
 
         Between two yields the engine evicts blocks from the tail of the entry it was given, so ``on_evict`` comes, and
         ``on_candidate`` for a parent that lost its last child. It closes the iterator once it has the ``count`` blocks
@@ -149,5 +168,5 @@ class EvictionPolicy(ABC):
         breaks the contract. Modifies nothing beyond the policy's own bookkeeping. The simplest form::
 
             while self.queue:
-                yield min(self.queue, key=lambda entry: (entry.priority, self.worth(entry)))
+                yield min(self.queue, key=self.worth)
         """

@@ -13,8 +13,8 @@ from .base import Entry
 _SLACK = 64
 """Stale heap items that are tolerated whatever the number of live ones; below it compaction is not worth its walk."""
 
-_Place: TypeAlias = tuple[int, float, float]
-"""Retention priority, key, last use."""
+_Place: TypeAlias = tuple[float, float]
+"""Key, last use."""
 
 
 class _Late(NamedTuple):
@@ -26,8 +26,7 @@ class _Late(NamedTuple):
 
 
 class CandidateQueue:
-    """Entries by retention priority, and those of one priority by key, lowest first; equal keys by last use, and then
-    in an order that the calls alone determine. A priority counts as it was when the entry was pushed.
+    """Entries by key, lowest first; equal keys by last use, and then in an order that the calls alone determine.
 
     Keys mostly arrive in ascending order (times, clocks), so those are appended to an ordered dictionary: O(1) for
     push, discard and first. The ones that arrive late go to a binary heap with lazy deletion: amortised O(log n).
@@ -49,7 +48,7 @@ class CandidateQueue:
     def push(self, entry: Entry, key: float) -> None:
         """Put ``entry`` at ``key``, whether it was there or not. ``key`` is not NaN."""
         self.discard(entry)
-        place = (entry.priority, key, entry.last_use)
+        place = (key, entry.last_use)
         if not self._ordered or place >= self._ordered[next(reversed(self._ordered))]:
             self._ordered[entry] = place
             return
@@ -90,7 +89,7 @@ class CandidateQueue:
                     self.push(entry, key)
 
     def _key(self, entry: Entry) -> float:
-        return (self._ordered[entry] if entry in self._ordered else self._late[entry].place)[1]
+        return (self._ordered[entry] if entry in self._ordered else self._late[entry].place)[0]
 
     def _first_late(self) -> _Late | None:
         while self._heap:

@@ -55,6 +55,10 @@ class Lfu(ScoredPolicy):
             self._worth.pop(entry, None)
         return super().on_evict(entry, blocks, now)
 
+    def on_forget(self, entry: Entry) -> None:
+        super().on_forget(entry)
+        self._worth.pop(entry, None)
+
     @property
     def _time(self) -> float:
         return self._evicted / self._half_life

@@ -12,8 +12,7 @@ from .candidates import CandidateQueue
 
 
 class ScoredPolicy(EvictionPolicy):
-    """Evicts the lowest :meth:`score` first, equal scores by last use; but whatever the scores, entries of a lower
-    retention priority before those of a higher one. Subclasses write the formula, and nothing else.
+    """Evicts the lowest :meth:`score` first, equal scores by last use. Subclasses write the formula, and nothing else.
 
     **When the score is asked.** Once when the entry becomes a candidate, and once after each use while it is one. It
     then stands until the next use, however much time passes: a score must not depend on being asked again. Decay has
@@ -21,9 +20,8 @@ class ScoredPolicy(EvictionPolicy):
     order for ever, so instead of lowering all the old ones at each tick it is enough to start the new ones higher.
     ``weight * 2 ** (-age / half_life)`` means the same order, but only if all were asked again at the same time.
 
-    A score that raises or is NaN surfaces as an error from the event or from :meth:`victims`, and the entry goes first
-    among those of its priority: it is never lost. A subclass that overrides an event calls the method of this class
-    too.
+    A score that raises or is NaN surfaces as an error from the event or from :meth:`victims`, and the entry goes first:
+    it is never lost. A subclass that overrides an event calls the method of this class too.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 import threading
 from collections.abc import Callable, Iterable
-from itertools import count
-from typing import NamedTuple
+from contextlib import closing
 
 from ..base import Head, Listed, Meta
 from ..files.segment import Location
 from ..naming import BlockName, Shelf
+from ..ranking import Ranking
 
-HIT_SECONDS = 3600.0
-"""Each doubling of a block's hits keeps it as much longer as if it had been used that much later."""
 _MOST_SECONDS = 1e12
 
 
 class Entry:
     """One block. Owned by :class:`Entries`; others read it."""
 
-    __slots__ = ("head", "location", "meta", "row", "shelf", "stamp")
+    __slots__ = ("head", "location", "meta", "row", "shelf")
 
     def __init__(self, shelf: Shelf, head: Head, location: Location, row: int, meta: Meta) -> None:
         self.shelf = shelf
@@ -31,38 +27,35 @@ class Entry:
         """Its number in the database."""
         self.meta = meta
         """With ``written`` on the monotonic clock."""
-        self.stamp = 0
-        """Number of the heap item that speaks for it; others of it are out of date."""
 
+    @property
+    def last_use(self) -> float:
+        """On the monotonic clock."""
+        return self.meta.written - self.meta.idle
 
-class _Ranked(NamedTuple):
-    priority: int
-    recency: float
-    stamp: int
-    entry: Entry
-
-
-class _Expiring(NamedTuple):
-    at: float
-    stamp: int
-    entry: Entry
+    @property
+    def expires(self) -> float | None:
+        """When its priority falls to 0, on the monotonic clock; ``None``: never."""
+        return None if self.meta.ttl is None else self.meta.written + self.meta.ttl
 
 
 class Entries:
-    """All blocks by shelf and name, their children, and their order of eviction: by priority for as long as it holds,
-    then by last use and hits; a block only after its children. Safe in any thread. ``get`` takes no lock.
+    """All blocks by shelf and name, their children, and their order of eviction, which ``ranking`` knows; a block only
+    after its children. Safe in any thread. ``get`` takes no lock; the ranking is called with the lock held.
+
+    The ranking hears of nothing before :meth:`wake`: so what an engine finds when it opens costs nothing until it has
+    to know which of it goes first.
     """
 
-    def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(self, ranking: Ranking, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self.ranking = ranking
+        self._awake = False
         self._clock = clock
         self._wall = wall
         self._mutex = threading.Lock()
         self._shelves: dict[Shelf, dict[BlockName, Entry]] = {}
         self._children: dict[Shelf, dict[BlockName, dict[BlockName, None]]] = {}
         self._size = 0
-        self._stamps = count(1)
-        self._heap: list[_Ranked] | None = None  # made when something is to be evicted for the first time
-        self._expiring: list[_Expiring] = []
 
     def __len__(self) -> int:
         return self._size
@@ -103,39 +96,52 @@ class Entries:
     def add(self, entries: Iterable[Entry]) -> None:
         """Blocks that are not there yet. A name that is there is replaced."""
         with self._mutex:
+            now = self._clock()
             for entry in entries:
-                self._add(entry)
+                self._add(entry, now)
 
     def remove(self, entry: Entry) -> bool:
         """Forget a block; whether it was there."""
         with self._mutex:
-            return self._remove(entry)
+            return self._remove(entry, self._clock())
 
     def note(self, entry: Entry, meta: Meta) -> None:
         """Take ``meta``, which is as of now, for ``entry``."""
         with self._mutex:
             entry.meta = meta
-            if self.knows(entry):
-                self._rank(entry)
+            if self._awake and self.knows(entry):
+                self.ranking.changed(entry, self._clock())
 
     def used(self, entry: Entry) -> None:
         """It was read just now."""
-        now = self._clock()
-        self.note(entry, entry.meta.aged(now)._replace(idle=0.0))
+        with self._mutex:
+            now = self._clock()
+            entry.meta = entry.meta.aged(now)._replace(idle=0.0)
+            if self._awake and self.knows(entry):
+                self.ranking.used(entry, now)
+
+    def wake(self) -> None:
+        """Tell the ranking of all blocks, and from now on of everything that happens. O(n log n) the first time."""
+        with self._mutex:
+            self._wake()
 
     def coldest(self, keep: frozenset[BlockName]) -> Entry | None:
         """Take out the block that is worth least and has no children here; none of ``keep``."""
         with self._mutex:
-            kept: list[_Ranked] = []
-            found = self._pop()
-            while found is not None and found.entry.head.name in keep:
-                kept.append(found)
-                found = self._pop()
-            for each in kept:
-                heapq.heappush(self._heap_now(), each)
-            if found is not None:
-                self._remove(found.entry)
-            return None if found is None else found.entry
+            self._wake()
+            now = self._clock()
+            with closing(self.ranking.leaving(1, now)) as leaving:
+                for block in leaving:
+                    entry = self.get(block.shelf, block.head.name)
+                    if entry is not None and entry.head.name not in keep:
+                        self._remove(entry, now, evicted=True)
+                        return entry
+        return None
+
+    def forget_tenant(self, tenant: bytes) -> None:
+        """All blocks of a tenant were removed: the ranking must not remember them either."""
+        with self._mutex:
+            self.ranking.forgotten(tenant)
 
     def meta_inside(self, meta: Meta) -> Meta:
         """``meta`` as policies write it, in the form of ``Entry.meta``. Odd numbers become plain ones, and what was
@@ -155,82 +161,75 @@ class Entries:
         """One line of a listing."""
         return Listed(entry.shelf, entry.head, self.meta_outside(entry))
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: Entry, now: float) -> None:
         name, parent = entry.head.name, entry.head.parent
+        there = self.get(entry.shelf, name)
+        if there is not None:
+            self._remove(there, now)
         shelf = self._shelves.setdefault(entry.shelf, {})
-        self._size += name not in shelf
+        siblings = self._children.setdefault(entry.shelf, {}).setdefault(parent, {})
+        above = None if siblings else shelf.get(parent)
         shelf[name] = entry
-        self._children.setdefault(entry.shelf, {}).setdefault(parent, {})[name] = None
-        self._rank(entry)
+        siblings[name] = None
+        self._size += 1
+        if self._awake:
+            if above is not None:
+                self.ranking.withdrawn(above)
+            self.ranking.added(entry, now)
+            self._offer(entry, now)
 
-    def _remove(self, entry: Entry) -> bool:
+    def _remove(self, entry: Entry, now: float, *, evicted: bool = False) -> bool:
         shelf = self._shelves.get(entry.shelf, {})
         if shelf.get(entry.head.name) is not entry:
             return False
         del shelf[entry.head.name]
         self._size -= 1
+        if self._awake:
+            self.ranking.removed(entry, now, evicted=evicted)
         children = self._children[entry.shelf]
         siblings = children[entry.head.parent]
         del siblings[entry.head.name]
         if not siblings:
             del children[entry.head.parent]
-            if (parent := shelf.get(entry.head.parent)) is not None:
-                self._rank(parent)
+            above = shelf.get(entry.head.parent)
+            if above is not None and self._awake:
+                self._offer(above, now)
         if not shelf:
             del self._shelves[entry.shelf], self._children[entry.shelf]
         return True
 
-    def _is_leaf(self, entry: Entry) -> bool:
-        return entry.head.name not in self._children[entry.shelf]
+    def _offer(self, entry: Entry, now: float) -> None:
+        """Let the ranking name ``entry`` if it is a leaf."""
+        if entry.head.name not in self._children[entry.shelf]:
+            self.ranking.offered(entry, now)
 
-    def _rank(self, entry: Entry) -> None:
-        """Put ``entry`` where it belongs in the order; what the heap said of it before is out of date."""
-        if self._heap is None:
+    def _wake(self) -> None:
+        if self._awake:
             return
-        if len(self._heap) + len(self._expiring) > 4 * self._size + 64:
-            self._heap = None  # mostly items that are out of date
-            return
-        entry.stamp = next(self._stamps)
-        if self._is_leaf(entry):
-            self._push(self._heap, entry)
-
-    def _push(self, heap: list[_Ranked], entry: Entry) -> None:
-        meta = entry.meta
+        self._awake = True
         now = self._clock()
-        left = math.inf if meta.ttl is None else meta.ttl - max(now - meta.written, 0.0)
-        priority = meta.priority if left > 0 else 0
-        recency = meta.written - meta.idle + HIT_SECONDS * math.log2(1 + max(meta.hits, 0))
-        heapq.heappush(heap, _Ranked(priority, recency, entry.stamp, entry))
-        if priority and left < math.inf:
-            heapq.heappush(self._expiring, _Expiring(now + left, entry.stamp, entry))
+        entries = [entry for shelf in self._shelves.values() for entry in shelf.values()]
+        if self.ranking.follows:
+            entries = _oldest_first(entries)
+        for entry in entries:
+            self.ranking.added(entry, now)
+        for entry in entries:
+            self._offer(entry, now)
 
-    def _heap_now(self) -> list[_Ranked]:
-        if self._heap is None:
-            self._heap, self._expiring = [], []
-            for shelf in self._shelves.values():
-                for entry in shelf.values():
-                    entry.stamp = next(self._stamps)
-                    if self._is_leaf(entry):
-                        self._push(self._heap, entry)
-        return self._heap
 
-    def _pop(self) -> _Ranked | None:
-        heap = self._heap_now()
-        self._expire(heap)
-        while heap:
-            found = heapq.heappop(heap)
-            if found.stamp == found.entry.stamp and self.knows(found.entry) and self._is_leaf(found.entry):
-                return found
-        return None
-
-    def _expire(self, heap: list[_Ranked]) -> None:
-        """Rank again whose priority has come to its end: otherwise it would be passed over for ever."""
-        now = self._clock()
-        while self._expiring and self._expiring[0].at <= now:
-            _, stamp, entry = heapq.heappop(self._expiring)
-            if stamp == entry.stamp and self.knows(entry) and self._is_leaf(entry):
-                entry.stamp = next(self._stamps)
-                self._push(heap, entry)
+def _oldest_first(entries: Iterable[Entry]) -> list[Entry]:
+    """Parents before children, and apart from that those that are unused for longest first. So that a beginning that
+    many prompts share does not make its ends look young, a parent counts as unused for as long as the one after it that
+    is unused for longest.
+    """
+    backwards = sorted(entries, key=_start, reverse=True)
+    oldest: dict[tuple[Shelf, BlockName], float] = {}
+    for entry in backwards:
+        since = min(entry.last_use, oldest.get((entry.shelf, entry.head.name), entry.last_use))
+        oldest[entry.shelf, entry.head.name] = since
+        above = (entry.shelf, entry.head.parent)
+        oldest[above] = min(since, oldest.get(above, since))
+    return sorted(backwards, key=lambda entry: (oldest[entry.shelf, entry.head.name], entry.head.start))
 
 
 def _start(entry: Entry) -> int:

@@ -44,6 +44,7 @@ def erase(state: DiskState, writer: DiskWriter, room: DiskRoom, tenant: bytes) -
     state.segments.seal()
     shelves = [shelf for shelf in state.entries.shelves() if shelf.tenant == tenant]
     gone = sum(state.forget(entry) for shelf in shelves for entry in state.entries.all(shelf))
+    state.entries.forget_tenant(tenant)
     problems: list[str] = []
     for number in list(state.segments.sizes):
         with _noting(problems):
@@ -51,6 +52,8 @@ def erase(state: DiskState, writer: DiskWriter, room: DiskRoom, tenant: bytes) -
     with _noting(problems):
         room.remove_dead()
         room.remove_strays()  # what was set aside may hold anything
+    with _noting(problems):
+        state.notes_bytes = state.folder.note(b"")  # what was learned of the blocks may tell of this tenant's
     with _noting(problems):
         writer.flush()
         index.scrub()

@@ -5,6 +5,7 @@
     PATH/<first 16 digits of the identity's digest>/identity.json     what the blocks belong to, in parts
                                                     lock              held by the one engine that writes
                                                     used              wall clock of the last use
+                                                    notes             what the engine has learned of the blocks
                                                     index.sqlite      which block lies where (and -wal, -shm)
                                                     blocks-<n>.seg    the blocks
                                                     *.broken-<n>      set aside: could not be read
@@ -27,6 +28,7 @@ from typing import NamedTuple, Self
 import msgspec
 import xxhash
 
+from ..base import MOST_NOTES
 from ..files.filesystem import File, Filesystem, FolderItem
 from ..identity import Identity
 from .index import FORMAT, SIDE_FILES
@@ -36,9 +38,11 @@ INDEX = "index.sqlite"
 IDENTITY = "identity.json"
 LOCK = "lock"
 USED = "used"
+NOTES = "notes"
 _SMALL_BYTES = 1 << 20
+_CHECK_BYTES = 16
 _HOME = re.compile(r"[0-9a-f]{16}(\.newer-\d+)?")
-_NAMES = r"(identity\.json|lock|used|index\.sqlite(-wal|-shm|-journal)?|blocks-\d{8,18}\.seg)"
+_NAMES = r"(identity\.json|lock|used|notes|index\.sqlite(-wal|-shm|-journal)?|blocks-\d{8,18}\.seg)"
 _OURS = re.compile(_NAMES)
 _STRAY = re.compile(_NAMES + r"(\.tmp)?(\.tmp|\.broken-\d+)")
 
@@ -119,6 +123,30 @@ class DiskFolder:
     def stamp(self) -> None:
         """Note that it is in use now."""
         self._replace(self.home / USED, repr(self._wall()).encode())
+
+    def note(self, notes: bytes) -> int:
+        """Keep ``notes``, or none when they are empty; returns the length of their file."""
+        path = self.home / NOTES
+        if not notes:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.unlink(path)
+            return 0
+        content = xxhash.xxh3_128_digest(notes) + notes
+        self._replace(path, content)
+        return len(content)
+
+    def notes(self) -> bytes | None:
+        """What was noted; ``None``: nothing, or it was altered."""
+        try:
+            content = self._fs.read_file(self.home / NOTES, MOST_NOTES + _CHECK_BYTES)
+        except FileNotFoundError:
+            return None
+        notes = content[_CHECK_BYTES:]
+        return notes if notes and content[:_CHECK_BYTES] == xxhash.xxh3_128_digest(notes) else None
+
+    def notes_bytes(self) -> int:
+        """Length of their file."""
+        return sum(item.bytes for item in self._fs.list_folder(self.home) if item.name == NOTES)
 
     def segments(self) -> dict[int, int]:
         """Number and length of the segment files."""

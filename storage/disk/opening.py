@@ -14,6 +14,7 @@ from ..files.filesystem import File, Filesystem
 from ..files.segment import SegmentReader
 from ..identity import Identity
 from ..naming import name_after
+from ..ranking import Ranking
 from .entries import Entries, Entry
 from .folder import DiskFolder, OtherHome, read_identity
 from .index import BrokenIndex, DiskIndex, Row
@@ -32,14 +33,17 @@ class DiskOpener:
         identity: Identity,
         *,
         segment_bytes: int,
+        rank: Callable[[], Ranking],
         clock: Callable[[], float],
         wall: Callable[[], float],
         logger: Logger,
     ) -> None:
+        """``rank`` gives the blocks that are found an order of eviction."""
         self._fs = fs
         self._root = root
         self._identity = identity
         self._segment_bytes = segment_bytes
+        self._rank = rank
         self._clock = clock
         self._wall = wall
         self._logger = logger
@@ -113,7 +117,10 @@ class DiskOpener:
         state.removed += index.dropped
         if index.dropped:
             self._logger.warning("disk_tier_rows_dropped", path=str(folder.home), rows=len(index.dropped))
+        state.notes_bytes = folder.notes_bytes()
         state.stray_bytes = sum(item.bytes for item in folder.strays())
+        if state.entries.ranking.follows:
+            state.entries.wake()
         others = folder.others()
         state.other_bytes = sum(other.bytes for other in others)
         if others and not len(state.entries):
@@ -182,7 +189,7 @@ class DiskOpener:
 
     def _state(self, folder: DiskFolder, index: DiskIndex | None, lock: File | None) -> DiskState:
         segments = SegmentSet(self._fs, folder.home, identity=self._identity.digest, segment_bytes=self._segment_bytes)
-        entries = Entries(self._clock, self._wall)
+        entries = Entries(self._rank(), self._clock, self._wall)
         return DiskState(fs=self._fs, folder=folder, entries=entries, segments=segments, index=index, lock=lock)
 
 

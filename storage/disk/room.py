@@ -164,7 +164,8 @@ class DiskRoom:
 
     def _bytes_with(self, need: int, tokens_bytes: int) -> int:
         state = self._state
-        return state.segments.bytes + state.stray_bytes + state.other_bytes + need + self._overhead(tokens_bytes)
+        others = state.notes_bytes + state.stray_bytes + state.other_bytes
+        return state.segments.bytes + others + need + self._overhead(tokens_bytes)
 
     def _overhead(self, tokens_bytes: int) -> int:
         return self._reserve + ALIGN + writable(self._state).room(BATCH_ROWS, tokens_bytes)

@@ -42,6 +42,7 @@ class DiskState:
     """By row: what is known about them has changed since it was written to the index."""
     lost: deque[Entry] = field(default_factory=deque)
     """Found damaged by a reader, removed from the entries, and not yet from the books."""
+    notes_bytes: int = 0
     stray_bytes: int = 0
     other_bytes: int = 0
     """Of the folders of other identities that nobody uses."""
@@ -51,7 +52,7 @@ class DiskState:
     def bytes(self) -> int:
         """What is used on the disk."""
         index = 0 if self.index is None else self.index.bytes
-        return self.segments.bytes + index + self.stray_bytes + self.other_bytes
+        return self.segments.bytes + index + self.notes_bytes + self.stray_bytes + self.other_bytes
 
     def forget(self, entry: Entry) -> bool:
         """Drop a block from memory and the books; whether it was there."""

@@ -16,6 +16,7 @@ from ..files.compression import Compression, unpacker
 from ..files.filesystem import Filesystem
 from ..files.frame import ALIGN
 from ..naming import BlockName, Shelf
+from ..ranking import Ranking
 from .erase import VerifyReport, erase, verify
 from .opening import DiskOpener
 from .puts import DiskPuts, Parts
@@ -30,7 +31,9 @@ _NOTHING: frozenset[BlockName] = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Bounds in bytes, times in seconds; see :class:`~octavo.storage.disk.tier.DiskTier` for what they mean."""
+    """Bounds in bytes, times in seconds; see :class:`~octavo.storage.disk.tier.DiskTier` for what they mean. ``rank``
+    makes orders of eviction, one for each time that the folder is opened.
+    """
 
     path: Path
     capacity: int
@@ -40,6 +43,7 @@ class StoreSettings:
     keep_foreign_seconds: float
     strict: bool
     read_only: bool
+    rank: Callable[[], Ranking]
 
 
 class DiskStore:
@@ -68,6 +72,7 @@ class DiskStore:
             settings.path,
             geometry.identity,
             segment_bytes=settings.segment_bytes,
+            rank=settings.rank,
             clock=clock,
             wall=wall,
             logger=logger,
@@ -155,6 +160,19 @@ class DiskStore:
                     self._puts.flush(parts)
             return gone
 
+    def note(self, notes: bytes) -> None:
+        """Keep ``notes`` instead of those before. Where nothing can be written, or there is no room, they are lost."""
+        with self._exclusive(), self._mapped("note in"):
+            parts = self._open_parts()
+            if parts.state.index is None or (notes and not parts.room.make(len(notes), 0, _NOTHING)):
+                return
+            parts.state.notes_bytes = parts.state.folder.note(notes)
+
+    def notes(self) -> bytes | None:
+        """What was noted, if it is there and whole."""
+        with self._mapped("read the notes in"):
+            return self._open_parts().state.folder.notes()
+
     def erase(self, tenant: bytes) -> int:
         """Overwrite a tenant's blocks."""
         with self._exclusive(), self._mapped("erase from"):
@@ -207,6 +225,8 @@ class DiskStore:
             corrupt=state.counters.corrupt,
             healthy=not problem,
             problem=problem,
+            policy=state.entries.ranking.name,
+            policy_faults=state.entries.ranking.faults,
         )
 
     def begin_close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -18,10 +19,13 @@ from ..files.filesystem import Filesystem
 from ..files.frame import ALIGN, frame_bytes
 from ..naming import TOKEN_BYTES, BlockName, Shelf
 from ..options import NaturalFloat, NaturalInt, PositiveInt, Text, read_options
+from ..ranking import Recency, rankings
 from ..threads import Threads
 from .erase import VerifyReport
 from .store import DiskStore, StoreSettings
 
+HIT_SECONDS = 3600.0
+"""Each doubling of a block's hits keeps it as much longer as if it had been used that much later."""
 _READERS = 4
 _INDEX_BYTES = 1 << 20  # of the smallest tier: index and its log, with room to change them
 _SEGMENTS = 8  # at least so many fit into the bound, so that rewriting one needs little room
@@ -49,6 +53,9 @@ class DiskOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """How long blocks of other identities stay, counted from their last use."""
     retry_seconds: NaturalFloat = 30.0
     """How long writes pause after one failed."""
+    eviction_policy: Text | None = None
+    """Name of the eviction policy that says what goes, as for the cache on the device; ``None``: the longest unused,
+    later the more often it was used."""
 
 
 class DiskTier(Tier):
@@ -65,6 +72,7 @@ class DiskTier(Tier):
     """
 
     persistent: ClassVar[bool] = True
+    evicts_by_name: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -79,6 +87,7 @@ class DiskTier(Tier):
         """``clock`` and ``wall`` give seconds, monotonic and since the epoch.
 
         :raises InvalidRequest: when ``options`` cannot work.
+        :raises PluginError: when there is no such eviction policy, or it cannot be used.
         """
         self._writers = Threads(1)
         self._readers = Threads(_READERS)
@@ -97,6 +106,7 @@ class DiskTier(Tier):
         """See :class:`DiskOptions`.
 
         :raises InvalidRequest: for an unknown option or a value out of range.
+        :raises PluginError: when there is no such eviction policy, or it cannot be used.
         """
         return cls(read_options(DiskOptions, options, "disk tier"), geometry)
 
@@ -170,6 +180,20 @@ class DiskTier(Tier):
         """
         self._store.touch(shelf, metas)
 
+    async def note(self, notes: bytes) -> None:
+        """Durable when it returns. Where nothing can be written nothing happens.
+
+        :raises StorageError: when it could not be written.
+        """
+        await self._writers.run(lambda: self._store.note(notes))
+
+    async def notes(self) -> bytes | None:
+        """From the disk.
+
+        :raises StorageError: when it cannot be read.
+        """
+        return await self._readers.run(self._store.notes)
+
     async def flush(self) -> None:
         """Write what ``touch`` and ``get`` have changed; blocks are durable already.
 
@@ -205,6 +229,7 @@ def store_settings(options: DiskOptions, geometry: TierGeometry) -> StoreSetting
     """What the options come to for blocks of this size.
 
     :raises InvalidRequest: when they cannot work.
+    :raises PluginError: when there is no such eviction policy, or it cannot be used.
     """
     if "\x00" in options.path:
         raise InvalidRequest("option 'path' of disk tier: it must not contain a NUL character")
@@ -225,4 +250,11 @@ def store_settings(options: DiskOptions, geometry: TierGeometry) -> StoreSetting
         keep_foreign_seconds=options.keep_foreign_seconds,
         strict=options.strict,
         read_only=options.read_only,
+        rank=rankings(
+            options.eviction_policy,
+            partial(Recency, HIT_SECONDS),
+            geometry,
+            blocks=(options.bytes - _INDEX_BYTES) // frame,
+            what="disk tier",
+        ),
     )

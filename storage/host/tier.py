@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import anyio
 import msgspec
@@ -15,7 +15,8 @@ import numpy as np
 from ...errors import InvalidRequest, StorageError
 from ..base import Listed, Meta, Options, Record, Stored, Tier, TierGeometry, TierStats
 from ..naming import BlockName, Shelf
-from ..options import PositiveInt, read_options
+from ..options import PositiveInt, Text, read_options
+from ..ranking import Recency, priority_of, rankings
 from .index import HostEntry, HostIndex
 from .slab import Copy, Slab, pieces
 
@@ -27,6 +28,8 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Memory for records. The index comes on top, about 1 KB for each block."""
     pin: bool = False
     """Page-locked memory, for faster copies to and from a CUDA device; needs torch and such a device."""
+    eviction_policy: Text | None = None
+    """Name of the eviction policy that says what goes, as for the cache on the device; ``None``: the longest unused."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +46,12 @@ class _Writing:
 class HostTier(Tier):
     """Keeps blocks in host memory; what is put and what is handed out are copies.
 
-    Full means that the least valuable blocks go: lowest priority (while its time to live lasts), then longest unused,
-    a block never before those that follow it. What would only push out blocks of its own batch, blocks of higher
-    priority, its own parent, or blocks that are being read, is declined.
+    Full means that the least valuable blocks go: lowest priority (while its time to live lasts), then longest unused or
+    as ``eviction_policy`` says, a block never before those that follow it. What would only push out blocks of its own
+    batch, blocks of higher priority, its own parent, or blocks that are being read, is declined.
     """
+
+    evicts_by_name: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -56,7 +61,10 @@ class HostTier(Tier):
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """:raises InvalidRequest: when ``options.bytes`` does not hold a single record."""
+        """:raises InvalidRequest: when ``options.bytes`` does not hold a single record, or a policy is named and
+            ``geometry`` knows none.
+        :raises PluginError: when there is no such policy, or it cannot be used.
+        """
         if options.bytes < geometry.record_bytes:
             raise InvalidRequest(
                 f"option 'bytes' of host tier is {options.bytes}: one block takes {geometry.record_bytes}; give more"
@@ -65,7 +73,14 @@ class HostTier(Tier):
         self._record_bytes = geometry.record_bytes
         self._clock = clock
         self._wall = wall
-        self._index = HostIndex()
+        self._rank = rankings(
+            options.eviction_policy,
+            Recency,
+            geometry,
+            blocks=options.bytes // geometry.record_bytes,
+            what="host tier",
+        )
+        self._index = HostIndex(self._rank())
         self._slab: Slab | None = None
         self._writings: set[_Writing] = set()
         self._spilling: set[HostEntry] = set()
@@ -76,7 +91,10 @@ class HostTier(Tier):
 
     @classmethod
     def create(cls, options: Options, geometry: TierGeometry) -> Self:
-        """See :class:`HostOptions`."""
+        """See :class:`HostOptions`.
+
+        :raises InvalidRequest, PluginError: as the class itself, and for an unknown option.
+        """
         return cls(read_options(HostOptions, options, "host tier"), geometry)
 
     async def open(self) -> None:
@@ -100,13 +118,13 @@ class HostTier(Tier):
     async def get(self, shelf: Shelf, names: Sequence[BlockName]) -> list[Stored | None]:
         """Copies of what is there."""
         slab = self._opened()
-        now = self._clock()
         entries = [self._index.find(shelf, name) for name in names]
         found = [entry for entry in entries if entry is not None]
-        for entry in found:
-            self._index.use(entry, now)
         metas = [entry.meta for entry in found]
         with self._held(slab, found):
+            now = self._clock()
+            for entry in dict.fromkeys(found):
+                self._index.use(entry, now)
             copies = iter(zip(await self._copies(slab, found), metas, strict=True))
         return [None if entry is None else Stored(*next(copies)) for entry in entries]
 
@@ -140,6 +158,7 @@ class HostTier(Tier):
         for entry in entries:
             self._remove(slab, entry, wipe=True)
         self._end({entry for entry in self._spilling if entry.shelf.tenant == tenant})
+        self._index.ranking.forgotten(tenant)
         while any(entry.shelf.tenant == tenant for entry in self._ending.values()):
             await self._ended.wait()
         return len(entries)
@@ -191,7 +210,7 @@ class HostTier(Tier):
     async def close(self) -> None:
         """Forget everything and give the memory back, at the latest when copies under way have ended."""
         self._slab = None
-        self._index = HostIndex()
+        self._index = HostIndex(self._rank())
         self._spilling.clear()
         for writing in self._writings:
             writing.doomed = True
@@ -205,6 +224,8 @@ class HostTier(Tier):
             capacity=self._options.bytes,
             evicted=self._evicted,
             declined=self._declined,
+            policy=self._index.ranking.name,
+            policy_faults=self._index.ranking.faults,
         )
 
     def _opened(self) -> Slab:
@@ -252,12 +273,13 @@ class HostTier(Tier):
         """The slot of the least valuable block, if it may go for one with ``meta``."""
         aged = meta.aged(self._wall())
         priority = 0 if aged.ttl == 0.0 else aged.priority
-        with closing(self._index.leaving(self._clock())) as leaving:
+        now = self._clock()
+        with closing(self._index.leaving(1, now)) as leaving:
             for entry in leaving:
-                if entry.meta.priority > priority:
+                if priority_of(entry, now) > priority:
                     return None
                 if entry.shelf != writing.shelf or entry.head.name not in writing.kin:
-                    self._index.remove(entry)
+                    self._index.remove(entry, now, evicted=True)
                     self._evicted += 1
                     return entry.slot
         return None
@@ -268,10 +290,10 @@ class HostTier(Tier):
             self._note(there, record.meta)
             self._release(slab, slot, wipe=False)
             return
-        self._index.add(HostEntry(shelf, record.head, slot, *self._dated(record.meta)))
+        self._index.add(HostEntry(shelf, record.head, slot, *self._dated(record.meta)), self._clock())
 
     def _note(self, entry: HostEntry, meta: Meta) -> None:
-        self._index.note(entry, *self._dated(meta))
+        self._index.note(entry, *self._dated(meta), self._clock())
 
     def _dated(self, meta: Meta) -> tuple[Meta, float, float | None]:
         """What is known by now, the last use, and when the priority expires, on the clock that nobody sets."""
@@ -281,18 +303,20 @@ class HostTier(Tier):
 
     def _take_out(self, count: int) -> list[HostEntry]:
         taken: list[HostEntry] = []
-        with closing(self._index.leaving(self._clock())) as leaving:
+        now = self._clock()
+        with closing(self._index.leaving(count, now)) as leaving:
             for entry in leaving:
                 if len(taken) >= count:
                     break
-                self._index.remove(entry)
+                self._index.remove(entry, now, evicted=True)
                 taken.append(entry)
         return taken
 
     def _bring_back(self, taken: Sequence[HostEntry]) -> None:
+        now = self._clock()
         for entry in taken:
             if entry in self._spilling and self._index.find(entry.shelf, entry.head.name) is None:
-                self._index.add(entry)
+                self._index.add(entry, now)
 
     async def _copies(self, slab: Slab, entries: Sequence[HostEntry]) -> list[memoryview]:
         copies: list[memoryview] = []
@@ -306,20 +330,22 @@ class HostTier(Tier):
     @contextmanager
     def _held(self, slab: Slab, entries: Sequence[HostEntry]) -> Iterator[None]:
         """Nobody gets the slots of ``entries`` meanwhile, whatever becomes of the entries."""
+        index = self._index  # another one when the tier is closed meanwhile
         for entry in entries:
-            entry.readers += 1
+            index.hold(entry)
         try:
             yield
         finally:
+            now = self._clock()
             for entry in entries:
-                entry.readers -= 1
+                index.release(entry, now)
                 if not entry.readers and not entry.present:
                     self._release(slab, entry.slot, wipe=self._ending.pop(entry.slot, None) is not None)
                     self._ended.set()
                     self._ended = anyio.Event()
 
     def _remove(self, slab: Slab, entry: HostEntry, *, wipe: bool) -> None:
-        self._index.remove(entry)
+        self._index.remove(entry, self._clock())
         if entry.readers:
             self._ending[entry.slot] = entry
         else:

@@ -15,7 +15,7 @@ from ..files.filesystem import Filesystem
 from ..identity import Identity
 from ..record import RecordCodec
 from ..snapshot.files import read_manifest, resolved, storage_errors
-from ..snapshot.format import MANIFEST, VERSION
+from ..snapshot.format import MANIFEST
 from ..snapshot.tier import SnapshotTier
 from ..snapshot.writer import SnapshotSettings
 
@@ -69,7 +69,7 @@ def find(fs: Filesystem, path: Path) -> list[Found]:
         names = [item.name for item in fs.list_folder(path)]
         if MANIFEST in names:
             manifest = read_manifest(fs, path)
-            return [Found("snapshot", path, manifest.identity, VERSION, manifest.created)]
+            return [Found("snapshot", path, manifest.identity, manifest.version, manifest.created)]
         if "identity.json" in names:  # the folder of one identity inside of a disk tier
             names, path = [path.name], path.parent
         homes = [(name, identified) for name in names if (identified := read_identity(fs, path / name)) is not None]

@@ -15,7 +15,7 @@ from ...telemetry import names
 from ...telemetry.logging import Logger, RateLimited
 from ...telemetry.metrics.catalogue import TIER_READ_SECONDS, TIER_WRITE_SECONDS
 from ...telemetry.metrics.histogram import Histogram
-from ...telemetry.record import NOTHING, Attributes, Track
+from ...telemetry.record import NOTHING, Attributes, Track, Value
 from ..base import Meta, Record, Stored, Tier, TierStats
 from ..naming import NAME_BYTES, BlockName, Shelf
 from .bounded_call import Calls, Overdue
@@ -24,7 +24,7 @@ from .rates import Rate
 from .remembered import Remembered
 from .report import Counters, TierReport
 from .settings import ManagerSettings
-from .verification import as_count, as_flags, as_nothing, as_spilled, as_stats, as_stored
+from .verification import as_count, as_flags, as_notes, as_nothing, as_spilled, as_stats, as_stored
 from .watching import TierWatcher, Witness
 from .write_queue import WriteQueue
 
@@ -106,6 +106,7 @@ class Mount:
         self._calls = Calls()
         self._slots = anyio.Semaphore(settings.concurrent_reads)
         self._told = TierStats()
+        self._traced = TierStats()
 
     # what it is good for
 
@@ -210,6 +211,7 @@ class Mount:
             self._note_put(started, 0, {names.ERROR_TYPE: type(error.__cause__ or error).__name__})
             raise
         self._note_put(started, sum(kept), NOTHING)
+        self._note_evicted(started)
         seconds = self._around.clock() - started
         self.write_seconds.observe(seconds)
         self.counters.put_seconds += seconds
@@ -228,6 +230,21 @@ class Mount:
             size = blocks * self._around.record_bytes
             shown = {names.TIER: self.name, names.BLOCKS: blocks, names.BYTES: size, **more}
             journal.act(names.PERSIST, began, self._around.clock(), shown)
+
+    def _note_evicted(self, began: float) -> None:
+        """What was pushed out since it was noted last, and who chose it."""
+        journal = self._around.journal
+        if not journal.is_on:
+            return
+        stats, before = self._stats(), self._traced
+        if not stats.policy or stats.evicted <= before.evicted:
+            return
+        self._traced = stats
+        shown: dict[str, Value] = {names.REASON: "capacity", names.POLICY: stats.policy, names.TIER: self.name}
+        shown[names.BLOCKS] = stats.evicted - before.evicted
+        if stats.policy_faults > before.policy_faults:
+            shown[names.POLICY_FAULT] = f"{stats.policy_faults - before.policy_faults} faults"
+        journal.act(names.EVICT, began, self._around.clock(), shown)
 
     def _kept(self, count: int) -> Callable[[object], list[bool]]:
         def check(answer: object) -> list[bool]:
@@ -290,6 +307,17 @@ class Mount:
         """Best effort."""
         with suppress(StorageError):
             await self.call("touch", lambda: self.tier.touch(shelf, dict(metas)), as_nothing, gate=self.writes)
+
+    async def note(self, notes: bytes) -> None:
+        """Best effort."""
+        with suppress(StorageError):
+            await self.call("note", lambda: self.tier.note(notes), as_nothing, gate=self.writes)
+
+    async def notes(self) -> bytes | None:
+        """What was noted; ``None`` also when the tier fails."""
+        with suppress(StorageError):
+            return await self.call("notes", self.tier.notes, as_notes, gate=self.reads)
+        return None
 
     async def open(self) -> None:
         """:raises StorageError: when the tier cannot be used."""

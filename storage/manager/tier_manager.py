@@ -352,6 +352,7 @@ class TierManager:
             for shelf, found in names.items():
                 for at in range(0, len(found), _ASK_NAMES):
                     await mount.delete(shelf, found[at : at + _ASK_NAMES])
+        await self.note(b"")
 
     async def children(self, shelf: Shelf, parent: BlockName) -> list[Listed]:
         """The blocks right after ``parent``, each once, as far as tiers can tell."""
@@ -370,6 +371,19 @@ class TierManager:
                 mount.queue.touch(shelf, metas)
                 if mount.writable():
                     group.start_soon(mount.touch, shelf, metas)
+
+    async def note(self, notes: bytes) -> None:
+        """Keep ``notes`` in every tier that outlives the process and is this engine's own. Best effort."""
+        async with anyio.create_task_group() as group:
+            for mount in self._mounts:
+                if mount.writable() and mount.persistent and not mount.tier.shared:
+                    group.start_soon(mount.note, notes)
+
+    async def notes(self) -> list[bytes]:
+        """What was noted in the tiers that are not shared, the fastest one's first."""
+        own = [mount for mount in self._mounts if mount.tier.persistent and not mount.tier.shared and mount.readable()]
+        found = [await mount.notes() for mount in own]
+        return [notes for notes in found if notes]
 
     async def listing(self, shelf: Shelf | None = None) -> AsyncIterator[Listed]:
         """Every block in the tiers that are not shared with other engines, each once. Parents come before children

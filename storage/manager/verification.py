@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from ...errors import StorageError, describe
-from ..base import Head, Listed, Meta, Record, Stored, TierStats
+from ..base import MOST_NOTES, Head, Listed, Meta, Record, Stored, TierStats
 from ..naming import NAME_BYTES, BlockName, Shelf
 from ..record import Opened, RecordCodec
 
@@ -44,6 +44,16 @@ def as_count(answer: object) -> int:
     if not isinstance(answer, int) or answer < 0:
         raise StorageError(f"a tier returned {answer!r:.60} instead of a number of blocks")
     return int(answer)
+
+
+def as_notes(answer: object) -> bytes | None:
+    """What ``notes`` returned.
+
+    :raises StorageError: when it is neither bytes nor nothing, or too long.
+    """
+    if answer is not None and (not isinstance(answer, bytes) or len(answer) > MOST_NOTES):
+        raise StorageError(f"a tier returned {type(answer).__name__} for notes, or too many bytes")
+    return bytes(answer) if isinstance(answer, bytes) else None
 
 
 def as_nothing(_answer: object) -> None:
@@ -181,6 +191,8 @@ def as_stats(answer: object, before: TierStats) -> TierStats:
         corrupt=max(_number(answer.corrupt), before.corrupt),
         healthy=bool(answer.healthy),
         problem=str(answer.problem),
+        policy=str(answer.policy),
+        policy_faults=max(_number(answer.policy_faults), before.policy_faults),
     )
 
 

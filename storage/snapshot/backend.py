@@ -88,6 +88,9 @@ class FolderSink(SnapshotSink):
         batch = list(records)
         await self._threads.run(lambda: self._writer.add(shelf, batch))
 
+    async def note(self, notes: bytes) -> None:
+        await self._threads.run(lambda: self._writer.note(notes))
+
     async def commit(self) -> int:
         return await self._threads.run(self._writer.commit)
 

@@ -18,17 +18,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 import xxhash
 
 from ...errors import FingerprintMismatch, StorageError, describe
-from ..base import TierGeometry
+from ..base import MOST_NOTES, TierGeometry
 from ..identity import Identity
 
 FORMAT: Final = "octavo-snapshot"
-VERSION: Final = 1
+VERSION: Final = 2
+"""Of a snapshot with notes. One without is what version 1 was, and is still written as that."""
 MANIFEST: Final = "manifest.json"
 STAGED: Final = "manifest.json.new"
 """The manifest before it is moved to its place."""
@@ -36,6 +37,7 @@ LOCK: Final = "lock"
 TREE: Final = "tree"
 MAX_MANIFEST_BYTES: Final = 64 << 20
 """A larger file is no manifest, and is not read."""
+Notes: TypeAlias = bytes  # which means something else inside of ``Manifest``
 _S = TypeVar("_S")
 _GENERATION = re.compile(r"[0-9a-f]{16}")
 _CHECK = re.compile(r"[0-9a-f]{32}")
@@ -51,7 +53,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of all its bytes, in hex."""
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What belongs to a snapshot, and to which engines it may be shown."""
 
     generation: str
@@ -65,6 +67,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tree: FileEntry
     segments: tuple[FileEntry, ...]
     """In order of their numbers, from 0."""
+    notes: Notes | None = None
+    """What the engine has learned of the blocks, in a form of its own; not in version 1."""
+
+    @property
+    def version(self) -> int:
+        """Of the format that it needs."""
+        return 1 if self.notes is None else VERSION
 
     @property
     def bytes(self) -> int:
@@ -108,8 +117,8 @@ def is_generation(name: str) -> bool:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The file ``manifest.json``: one line of JSON."""
-    body = msgspec.json.encode(manifest)
-    return _enclosed(_Envelope(FORMAT, VERSION, _check(VERSION, body), msgspec.Raw(body)))
+    body, version = msgspec.json.encode(manifest), manifest.version
+    return _enclosed(_Envelope(FORMAT, version, _check(version, body), msgspec.Raw(body)))
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -135,6 +144,13 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def _read_1(body: bytes) -> Manifest:
+    manifest = _read_2(body)
+    if manifest.notes is not None:
+        raise StorageError("the manifest of the snapshot has what its version has not; delete the snapshot")
+    return manifest
+
+
+def _read_2(body: bytes) -> Manifest:
     manifest = _decoded(body, Manifest, "has a manifest that cannot be read")
     entries = [entry for _, entry in manifest.files()]
     sane = (
@@ -142,6 +158,7 @@ def _read_1(body: bytes) -> Manifest:
         and manifest.record_bytes > 0
         and 0 <= manifest.blocks < _MOST_BLOCKS
         and 0 < manifest.identity.block_size < _MOST_BLOCKS
+        and len(manifest.notes or b"") <= MOST_NOTES
         and all(entry.bytes >= 0 and _CHECK.fullmatch(entry.xxh3_128) for entry in entries)
     )
     if not sane:
@@ -149,7 +166,7 @@ def _read_1(body: bytes) -> Manifest:
     return manifest
 
 
-_READERS: Mapping[int, Callable[[bytes], Manifest]] = MappingProxyType({1: _read_1})
+_READERS: Mapping[int, Callable[[bytes], Manifest]] = MappingProxyType({1: _read_1, 2: _read_2})
 
 
 def _check(version: int, body: bytes) -> str:

@@ -127,6 +127,10 @@ class SnapshotTier(Tier):
         self._gone = {at for at in self._gone if tree.row(*at) is not None}
         return len(rows)
 
+    async def notes(self) -> bytes | None:
+        """From memory."""
+        return self._opened().manifest.notes
+
     async def listing(self, shelf: Shelf | None = None) -> AsyncIterator[Listed]:
         snapshot = self._opened()
         for row in snapshot.tree.rows(shelf):

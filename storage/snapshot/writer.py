@@ -20,7 +20,7 @@ from pathlib import Path
 import xxhash
 
 from ...errors import StorageError
-from ..base import Record, TierGeometry
+from ..base import MOST_NOTES, Record, TierGeometry
 from ..files.filesystem import File, Filesystem
 from ..files.frame import Frame, frame_bytes
 from ..files.segment import SegmentWriter
@@ -72,6 +72,7 @@ class SnapshotWriter:
         self._tree = TreeWriter()
         self._segments: list[FileEntry] = []
         self._segment: _Segment | None = None
+        self._notes: bytes | None = None
         self._held: File | None = None
         self._working = threading.Lock()
         self._unwanted = False
@@ -112,6 +113,17 @@ class SnapshotWriter:
                     return
                 if (shelf, record.head.name) not in self._tree:
                     self._append(shelf, record)
+
+    def note(self, notes: bytes) -> None:
+        """Put ``notes`` into the manifest.
+
+        :raises StorageError: when they are too long, or nothing can be written any more.
+        """
+        with self._working, self._failing("writing a snapshot"):
+            self._check_usable()
+            if len(notes) > MOST_NOTES:
+                raise StorageError(f"{len(notes)} bytes of notes are more than {MOST_NOTES}")
+            self._notes = notes or None
 
     def commit(self) -> int:
         """Make it the snapshot at its location; returns how many blocks it has.
@@ -183,6 +195,7 @@ class SnapshotWriter:
             blocks=len(self._tree),
             tree=tree,
             segments=tuple(self._segments),
+            notes=self._notes,
         )
         staged = self._location / STAGED
         self._write_file(staged, encode_manifest(manifest))

@@ -197,7 +197,23 @@ FaultKind: TypeAlias = Literal[
   ``invert``: truth values are turned round.
 """
 
-CALLS = frozenset({"put", "get", "contains", "delete", "erase", "children", "touch", "spill", "flush", "open", "close"})
+CALLS = frozenset(
+    [
+        "put",
+        "get",
+        "contains",
+        "delete",
+        "erase",
+        "children",
+        "touch",
+        "note",
+        "notes",
+        "spill",
+        "flush",
+        "open",
+        "close",
+    ],
+)
 """Calls that a fault can be set on."""
 
 
@@ -305,6 +321,14 @@ class FaultyTier(Tier):
     async def touch(self, shelf: Shelf, metas: Mapping[BlockName, Meta]) -> None:
         """Passed on."""
         await self._through("touch", lambda: self.inner.touch(shelf, metas))
+
+    async def note(self, notes: bytes) -> None:
+        """Passed on."""
+        await self._through("note", lambda: self.inner.note(notes))
+
+    async def notes(self) -> bytes | None:
+        """Passed on."""
+        return await self._through("notes", self.inner.notes)
 
     async def spill(self, count: int) -> list[tuple[Shelf, Record]]:
         """Passed on."""

@@ -103,7 +103,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def engine_of(monkeypatch: pytest.MonkeyPatch) -> EngineOf:
-    """``async with engine_of(runner=, codec=, clock=, on_step=, mounts=, restore=, **config) as engine``.
+    """``async with engine_of(runner=, codec=, clock=, on_step=, mounts=, restore=, record=, **config) as engine``.
 
     ``mounts``: tiers by name, fastest first, and how each is made.
     """
@@ -117,6 +117,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> EngineOf:
         on_step: OnStep | None = None,
         wall: Callable[[], float] | None = None,
         restore: str | os.PathLike[str] | None = None,
+        record: str | os.PathLike[str] | None = None,
         mounts: Mapping[str, Callable[[TierGeometry], Tier]] | None = None,
         **config: object,
     ) -> AsyncIterator[AsyncEngine]:
@@ -129,6 +130,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> EngineOf:
             codec=codec,
             config=settings,
             restore=restore,
+            record=record,
             clock=clock or FakeClock(),
             wall=wall or FakeClock(),
         )

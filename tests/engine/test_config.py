@@ -24,6 +24,7 @@ BAD_OPTIONS: tuple[object, ...] = (None, 5, "x", [("a", {})], {"host": 5}, {"hos
 BAD: list[tuple[str, object]] = [
     *[(name, value) for name in COUNTS for value in (0, -1, 1.5, NAN, INF, True, None, "5")],
     *[(name, value) for name in ("step_timeout", "tier_deadline") for value in (0, -1.0, NAN, True, None, "5")],
+    *[("policy_timeout", value) for value in (0, -0.1, NAN, True, None, "1")],
     *[(name, value) for name in NAMES for value in (5, None, "")],
     *[(name, value) for name in FLAGS for value in ("no", 1, None)],
     *[(name, value) for name in CHOICES for value in ("no", 1, None, "")],

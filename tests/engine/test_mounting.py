@@ -42,6 +42,10 @@ class NoTier:
     pass
 
 
+def unheard(where: str, error: BaseException | str) -> None:
+    raise AssertionError(f"{where}: {error}")
+
+
 def here(name: str) -> str:
     return f"octavo.tests.engine.test_mounting:{name}"
 
@@ -61,7 +65,7 @@ async def test_tiers_are_made_in_order_with_their_settings(tmp_path: Path) -> No
         tier_options={MEMORY: {"blocks": 3}, "disk": {"compression": "none", "free_floor": 0}},
     )
     check_tiers(settings)
-    mounts = await mount(settings, GEOMETRY, None, LOGGER)
+    mounts = await mount(settings, GEOMETRY, None, LOGGER, on_fault=unheard, clock=FakeClock())
     assert [mounted.name for mounted in mounts.tiers] == ["host", "disk", MEMORY]
     assert [type(mounted.tier) for mounted in mounts.tiers[:2]] == [HostTier, DiskTier]
     assert mounts.tiers[2].tier.stats().capacity == 3 * GEOMETRY.record_bytes
@@ -74,7 +78,7 @@ async def test_dedicated_fields_reach_the_tier(tmp_path: Path, monkeypatch: pyte
     for cls, name in ((HostTier, "host"), (DiskTier, "disk")):
         monkeypatch.setattr(cls, "create", lambda options, _, name=name: given.setdefault(name, options))
     settings = config(tiers=("host", "disk"), host_bytes=5000, disk_path=tmp_path, disk_bytes=6000, strict_tiers=True)
-    await mount(settings, GEOMETRY, None, LOGGER)
+    await mount(settings, GEOMETRY, None, LOGGER, on_fault=unheard, clock=FakeClock())
     assert given["host"]["bytes"] == 5000
     assert given["host"]["pin"] is False
     assert (given["disk"]["path"], given["disk"]["bytes"]) == (str(tmp_path), 6000)

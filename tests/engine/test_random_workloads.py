@@ -21,7 +21,10 @@ Read = Callable[[Generation], Coroutine[object, object, list[RequestOutput]]]
 VOCAB = 6
 EOS = frozenset({5})
 REQUESTS = 24
-SCHEDULING = ("octavo.policies.scheduling.fcfs:Fcfs", "octavo.policies.scheduling.priority:Priority")
+SCHEDULING = tuple(
+    f"octavo.policies.scheduling.{each}"
+    for each in ("fcfs:Fcfs", "priority:Priority", "prefix_first:PrefixFirst", "fair:Fair")
+)
 EVICTION = (
     "octavo.policies.eviction.lru:Lru",
     "octavo.policies.eviction.lfu:Lfu",

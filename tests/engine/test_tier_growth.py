@@ -79,16 +79,20 @@ async def low_water(engine: AsyncEngine, traffic: Traffic) -> tuple[Counter[str]
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", TIERS)
 @pytest.mark.parametrize(
-    ("count", "demotion"),
+    ("kind", "count", "demotion"),
     [
-        (200, "write_through"),
-        *[pytest.param(6000, each, marks=SLOW) for each in ("write_back", "write_through", "selective")],
+        ("lasting", 200, "write_through"),
+        ("broken", 200, "write_through"),
+        *[
+            pytest.param(kind, 6000, demotion, marks=SLOW)
+            for kind in TIERS
+            for demotion in ("write_back", "write_through", "selective")
+        ],
     ],
 )
 async def test_nothing_grows_with_what_went_through_tiers(
-    count: int, kind: str, demotion: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, count: int, demotion: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GROWTH-01, LEAK-07: containers and objects are the same in number after many requests as after some."""
     monkeypatch.setattr(mount, "Remembered", partial(Remembered, 64))  # else its bound is far away

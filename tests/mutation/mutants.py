@@ -27,13 +27,22 @@ FORGET = "engine/kv/forget.py"
 LEASES = "engine/kv/leases.py"
 EXPLAIN = "engine/kv/explain.py"
 IMAGE = "engine/kv/image.py"
-CANDIDATES = "policies/eviction/candidates.py"
 TENSORS = "engine/model/attention/kv_tensors.py"
 LRU = "policies/eviction/lru.py"
+PRIORITY_TTL = "policies/eviction/priority_ttl.py"
+TRIALS = "policies/eviction/trials.py"
+GITTINS = "policies/eviction/gittins.py"
+FAIR = "policies/scheduling/fair.py"
+REPLICA = "policies/replica.py"
+CLAIRVOYANT = "policies/simulator/clairvoyant.py"
+CONTAINMENT = "engine/kv/containment.py"
+QUOTA_RULES = "engine/quotas.py"
+RECORDING = "engine/recording.py"
+SHADOWS = "engine/insight/shadows.py"
+TIER_POLICIES = "engine/tier_policies.py"
 SCHEDULER = "engine/scheduler.py"
 LOOP = "engine/loop.py"
 COMMIT = "engine/commit.py"
-FACE = "engine/async_engine.py"
 SUBMISSION = "engine/submission.py"
 MEASURES = "engine/insight/measures.py"
 READINGS = "engine/insight/readings.py"
@@ -50,7 +59,12 @@ IN_TREE = ("tests/engine/kv/test_prefix_tree.py",)
 IN_POOL = ("tests/engine/kv/test_block_pool.py",)
 IN_RUNS = ("tests/engine/kv/test_free_runs.py",)
 IN_TABLE = ("tests/engine/kv/test_block_table.py",)
+IN_CONTAINMENT = ("tests/engine/test_policy_containment.py",)
+IN_SWITCH = ("tests/engine/test_policy_switch.py",)
+IN_STATE = ("tests/engine/test_policy_state.py",)
 IN_EVICTION = ("tests/engine/kv/test_eviction.py",)
+IN_PRIORITY_TTL = ("tests/policies/eviction/test_priority_ttl.py",)
+IN_GITTINS = ("tests/policies/eviction/test_gittins.py",)
 IN_FLIGHT_TESTS = ("tests/engine/kv/test_in_flight.py",)
 IN_MACHINE = ("tests/engine/kv/test_cache_manager_machine.py",)
 IN_NAMES = ("tests/engine/kv/test_names.py",)
@@ -118,7 +132,7 @@ KNOWN_FAULTS = (
     Mutant(
         "4 a failed admission leaks",
         MANAGER,
-        "            if node is not None:\n                self.tree.unlock(node)\n            raise\n",
+        "            if node is not None:\n                self._unlock(sequence.seq_id, node)\n            raise\n",
         "            raise\n",
         IN_MANAGER,
     ),
@@ -177,8 +191,8 @@ KNOWN_FAULTS = (
     Mutant(
         "12 a hit does not refresh the time of use",
         TREE,
-        "            part.last_use = now\n            part.hits += 1\n",
-        "            part.hits += 1\n",
+        "            part.used = part.last_use = now\n",
+        "",
         IN_EVICTION,
     ),
     Mutant(
@@ -199,8 +213,8 @@ KNOWN_FAULTS = (
     Mutant(
         "14 victims are found by a linear search",
         EVICTION,
-        "        trusted, faults = True, self.policy.faults\n",
-        "        trusted, faults = False, self.policy.faults\n",
+        "        named_some = True\n        while candidates",
+        "        named_some = False\n        while candidates",
         IN_EVICTION,
         "the policy, which has an order at hand, is never asked",
     ),
@@ -280,8 +294,8 @@ KNOWN_FAULTS = (
     Mutant(
         "24 tree and pool differ in block size",
         CONTROL,
-        "        self.tree = PrefixTree(block_size, self.policy, clock)\n",
-        "        self.tree = PrefixTree(2 * block_size, self.policy, clock)\n",
+        "        self.tree = PrefixTree(block_size, self.policy, self._moment)\n",
+        "        self.tree = PrefixTree(2 * block_size, self.policy, self._moment)\n",
         IN_MANAGER,
     ),
     Mutant(
@@ -346,10 +360,10 @@ KNOWN_FAULTS = (
     Mutant(
         "31 match and retain are not one act",
         MANAGER,
-        "            fresh = self._allocate(needed, sequence.track, after=shared[-1] if shared else -1)\n",
+        "            fresh = self._allocate(needed, sequence, after=shared[-1] if shared else -1)\n",
         "            if node is not None:\n"
         "                self.tree.unlock(node)\n"
-        "            fresh = self._allocate(needed, sequence.track, after=shared[-1] if shared else -1)\n"
+        "            fresh = self._allocate(needed, sequence, after=shared[-1] if shared else -1)\n"
         "            if node is not None:\n"
         "                self.tree.lock(node)\n",
         IN_MACHINE,
@@ -396,9 +410,9 @@ MORE = (
     ),
     Mutant(
         "the stand-in for a faulty policy takes the youngest",
-        EVICTION,
-        "            yield min(self._tree.candidates",
-        "            yield max(self._tree.candidates",
+        "engine/kv/standby.py",
+        "    return node.keep.priority, node.used\n",
+        "    return node.keep.priority, -node.used\n",
         IN_EVICTION,
     ),
     Mutant(
@@ -530,8 +544,8 @@ MORE = (
     Mutant(
         "a split loses the locks",
         TREE,
-        "upper.names = node.tenant, node.locks,",
-        "upper.names = node.tenant, 0,",
+        "upper.owner = node.locks,",
+        "upper.owner = 0,",
         IN_TREE,
     ),
     Mutant(
@@ -600,17 +614,52 @@ MORE = (
         IN_EVICTION,
     ),
     Mutant(
+        "a slow call of a policy is as good as any",
+        "engine/kv/containment.py",
+        "        if seconds <= self._timeout:\n",
+        "        if seconds >= 0:\n",
+        IN_CONTAINMENT,
+    ),
+    Mutant(
+        "a policy is never set aside",
+        "engine/kv/containment.py",
+        "        if is_too_much and not self.set_aside:\n",
+        "        if is_too_much and self.set_aside:\n",
+        IN_CONTAINMENT,
+    ),
+    Mutant(
+        "a policy that takes over is told of no candidates",
+        CONTROL,
+        "            self.policy.on_candidate(node, now)\n",
+        "            pass\n",
+        IN_SWITCH,
+    ),
+    Mutant(
+        "memories outlive the policy that made them",
+        CONTROL,
+        "        self._ghosts.forget_memories()\n",
+        "",
+        IN_SWITCH,
+    ),
+    Mutant(
+        "what a policy has learned is handed to any other",
+        "engine/learned.py",
+        "(saved.policy, saved.api) == (kind.kind, kind.major)",
+        "saved.api == kind.major",
+        IN_STATE,
+    ),
+    Mutant(
         "a policy's fault is passed on",
         "engine/kv/containment.py",
-        "        except Exception as error:  # noqa: BLE001  # a plug-in may raise anything\n",
+        "        except BaseException as error:  # noqa: BLE001  # a plug-in may raise anything\n",
         "        except ArithmeticError as error:\n",
         IN_EVICTION,
     ),
     Mutant(
         "a policy may name what is held",
         EVICTION,
-        "isinstance(entry, Node) and entry in self._tree.candidates\n",
-        "isinstance(entry, Node)\n",
+        "                if choice is None or choice[0] not in candidates:\n",
+        "                if choice is None:\n",
         IN_EVICTION,
     ),
     Mutant(
@@ -723,16 +772,16 @@ TIERS = (
     ),
     Mutant(
         "a policy's own order comes before retention",
-        CANDIDATES,
-        "        place = (entry.priority, key, entry.last_use)\n",
-        "        place = (0, key, entry.last_use)\n",
-        ("tests/policies/test_eviction_contract.py",),
+        PRIORITY_TTL,
+        "entry.expires <= now else entry.priority\n",
+        "entry.expires <= now else 0\n",
+        IN_PRIORITY_TTL,
     ),
     Mutant(
         "the stand-in for a faulty policy ignores retention",
-        EVICTION,
-        "key=lambda node: (node.keep.priority, node.last_use)",
-        "key=lambda node: node.last_use",
+        "engine/kv/standby.py",
+        "    return node.keep.priority, node.used\n",
+        "    return 0, node.used\n",
         IN_EVICTION,
     ),
     Mutant(
@@ -1287,8 +1336,8 @@ TELEMETRY = (
     Mutant(
         "an eviction says no reason",
         EVICTION,
-        "{names.REASON: reason, names.POLICY: self._policy_name, ",
-        "{names.POLICY: self._policy_name, ",
+        "{names.REASON: reason, names.POLICY: self.policy.name, ",
+        "{names.POLICY: self.policy.name, ",
         IN_TRACES,
     ),
     Mutant(
@@ -1310,8 +1359,8 @@ TELEMETRY = (
     Mutant(
         "every beam tells of the preemption of all",
         SCHEDULER,
-        "        self._note_preemption(together)\n        for member in together:\n",
-        "        for member in together:\n            self._note_preemption(together)\n",
+        "        self._note_preemption(together)\n        self._rules.changed()\n        for member in together:\n",
+        "        self._rules.changed()\n        for member in together:\n            self._note_preemption(together)\n",
         IN_COUNTED_ONCE,
     ),
     Mutant(
@@ -1430,4 +1479,348 @@ TELEMETRY = (
     ),
 )
 
-MUTANTS = KNOWN_FAULTS + MORE + TIERS + TIERED_ENGINE + TELEMETRY
+POLICIES = (
+    # containment and switching
+    Mutant(
+        "a policy that is set aside goes on hearing",
+        CONTAINMENT,
+        "self.set_aside, self.wants_requests, self._heard = True, False, _Nobody(self.capacity)",
+        "self.set_aside, self.wants_requests = True, False",
+        IN_CONTAINMENT,
+    ),
+    Mutant(
+        "a policy that names nothing is not at fault",
+        EVICTION,
+        '            policy.fault(VICTIMS, "named nothing")\n',
+        "            pass\n",
+        IN_EVICTION,
+    ),
+    Mutant(
+        "slow events are never looked for",
+        CONTAINMENT,
+        "        self._timed_at = SAMPLED if self._timeout < math.inf else math.inf\n",
+        "        self._timed_at = math.inf\n",
+        IN_CONTAINMENT,
+    ),
+    Mutant(
+        "a memory on its way back outlives a switch",
+        MANAGER,
+        "[back._replace(memory=None) for back in sequence.returns]",
+        "[*sequence.returns]",
+        IN_SWITCH,
+    ),
+    # retention over policies
+    Mutant(
+        "the highest priority goes first",
+        PRIORITY_TTL,
+        "self._levels[self._ready[place]], self._evictions",
+        "self._levels[self._ready[-1 - place]], self._evictions",
+        IN_PRIORITY_TTL,
+    ),
+    Mutant(
+        "a wish to be kept never expires",
+        PRIORITY_TTL,
+        "    return 0 if entry.expires is not None and entry.expires <= now else entry.priority\n",
+        "    return entry.priority\n",
+        IN_PRIORITY_TTL,
+    ),
+    Mutant(
+        "a memory comes back to any policy",
+        PRIORITY_TTL,
+        "isinstance(memory, _Memory) and memory.number == level.number else None",
+        "isinstance(memory, _Memory) else None",
+        IN_PRIORITY_TTL,
+    ),
+    # policies from papers
+    Mutant(
+        "the target of ARC never moves",
+        "policies/eviction/arc.py",
+        "min(max(self._target + change, 0.0)",
+        "min(max(self._target, 0.0)",
+        (
+            "tests/policies/eviction/test_arc.py::test_a_return_from_b1_makes_t1_larger_and_one_from_b2_makes_it_smaller",
+        ),
+    ),
+    Mutant(
+        "a use promotes from the first queue of 2Q",
+        "policies/eviction/two_q.py",
+        "        if self.home(entry) is self._am:\n            self.move(entry, self._am)\n",
+        "        self.move(entry, self._am)\n",
+        ("tests/policies/eviction/test_two_q.py::test_a_use_in_a1in_changes_nothing",),
+    ),
+    Mutant(
+        "S3-FIFO without ghosts",
+        "policies/eviction/s3_fifo.py",
+        "        return ghost\n",
+        "        return None\n",
+        (
+            "tests/policies/eviction/test_s3_fifo.py::test_what_comes_back_while_its_ghost_is_there_goes_into_the_main_queue",
+        ),
+    ),
+    Mutant(
+        "the hand of SIEVE never moves",
+        "policies/eviction/sieve.py",
+        "(self._ahead if place >= self._hand else self._behind).push(",
+        "self._ahead.push(",
+        ("tests/policies/eviction/test_sieve.py::test_the_hand_spares_what_was_used_once_and_stays_where_it_evicts",),
+    ),
+    Mutant(
+        "W-TinyLFU lets everything in",
+        "policies/eviction/w_tinylfu.py",
+        "        if victim is None or self.frequency(newcomer) <= self.frequency(victim):\n",
+        "        if victim is None:\n",
+        ("tests/policies/eviction/test_w_tinylfu.py::test_the_newcomer_must_be_used_more_often_than_the_victim",),
+    ),
+    Mutant(
+        "the clock of GDSF never rises",
+        "policies/eviction/gdsf.py",
+        "max(self._clock, self.score(entry, now))",
+        "max(self._clock, 0.0)",
+        ("tests/policies/eviction/test_gdsf.py::test_the_clock_is_the_priority_of_the_last_victim",),
+    ),
+    Mutant(
+        "LRU-K goes by the last use",
+        "policies/eviction/lru_k.py",
+        "            self._history[entry] = _History(now, last)\n",
+        "            self._history[entry] = _History(now, now)\n",
+        ("tests/policies/eviction/test_lru_k.py::test_the_use_before_the_last_decides",),
+    ),
+    Mutant(
+        "SLRU protects nothing",
+        "policies/eviction/slru.py",
+        "self.move(entry, self._protected if entry.blocks <= self._most_protected else self._probation)",
+        "self.move(entry, self._probation)",
+        ("tests/policies/eviction/test_slru.py::test_a_scan_does_not_wash_out_what_was_used_again",),
+    ),
+    Mutant(
+        "FIFO goes by the last use",
+        "policies/eviction/fifo.py",
+        "        return entry.insert_time\n",
+        "        return entry.last_use\n",
+        ("tests/policies/eviction/test_fifo.py::test_uses_change_nothing",),
+    ),
+    # what is learned
+    Mutant(
+        "Gittins forgets the uses of what was evicted",
+        GITTINS,
+        "        if not isinstance(memory, Stretches):\n            return\n",
+        "        if not isinstance(memory, list):\n            return\n",
+        IN_GITTINS,
+    ),
+    Mutant(
+        "Gittins lets a whole run go, whatever its parts",
+        GITTINS,
+        "            yield Tail(entry, self._runs[entry].last.blocks)\n",
+        "            yield entry\n",
+        IN_GITTINS,
+    ),
+    Mutant(
+        "Gittins never learns",
+        GITTINS,
+        "        self._renew(now)\n",
+        "",
+        IN_GITTINS,
+    ),
+    Mutant(
+        "who came back stays at risk",
+        "policies/eviction/hazard.py",
+        "            changes[step + 1] -= blocks\n",
+        "",
+        ("tests/policies/eviction/test_hazard.py",),
+    ),
+    Mutant(
+        "adaptive never changes over",
+        TRIALS,
+        "            self.followed = number\n",
+        "            pass\n",
+        ("tests/policies/eviction/test_adaptive.py::test_the_one_that_hits_most_is_followed",),
+    ),
+    Mutant(
+        "adaptive changes over at the least lead",
+        TRIALS,
+        "self._margin * self._asked + self._chance * math.sqrt(self._spreads[number])",
+        "0",
+        ("tests/policies/eviction/test_adaptive.py::test_a_lead_by_chance_changes_nothing",),
+    ),
+    Mutant(
+        "adaptive looks at all blocks of a large pool",
+        TRIALS,
+        "numbers[numbers * _MIXER < self._threshold]",
+        "numbers",
+        ("tests/policies/eviction/test_adaptive.py::test_the_sample_is_its_share_of_the_names",),
+    ),
+    Mutant(
+        "adaptive never forgets how it stood",
+        TRIALS,
+        "else 0.5 ** ((now - self._last) / self._half_life)",
+        "else 1.0",
+        ("tests/policies/eviction/test_adaptive.py::test_what_was_long_ago_counts_little",),
+    ),
+    # scheduling and quotas
+    Mutant(
+        "fair charges nothing for what is generated",
+        FAIR,
+        " + self._output_weight * decode_tokens\n",
+        "\n",
+        (
+            "tests/policies/scheduling/test_fair.py::test_weights_divide_what_was_served",
+            "tests/policies/scheduling/test_fair.py::test_counters_follow_the_paper",
+        ),
+    ),
+    Mutant(
+        "fair lets new tenants catch up from zero",
+        FAIR,
+        "            self._lift(tenant)\n",
+        "            self._counters.setdefault(tenant, 0.0)\n",
+        ("tests/policies/scheduling/test_fair.py::test_a_pause_saves_nothing_up",),
+    ),
+    Mutant(
+        "prefix_first lets others wait for ever",
+        "policies/scheduling/prefix_first.py",
+        "        if now - job.arrival > self._max_delay:\n            return (0, job.order)\n",
+        "",
+        (
+            "tests/policies/scheduling/test_prefix_first.py::test_the_order_is_late_ones_by_arrival_then_by_prefix_then_copies",
+        ),
+    ),
+    Mutant(
+        "copies of a new prefix are not held back",
+        "engine/prefixes.py",
+        "            job.repeats = is_computed or wanted in leaders\n",
+        "            job.repeats = False\n",
+        ("tests/engine/test_fairness.py::test_more_copies_than_a_plan_looks_at_do_not_hide_others",),
+    ),
+    Mutant(
+        "what is held within a quota is taken for another tenant",
+        QUOTA_RULES,
+        "beyond = [s for s in others if s not in chosen and self._is_beyond(s, held)]",
+        "beyond = [s for s in others if s not in chosen]",
+        (
+            "tests/engine/test_quotas.py::test_under_random_load_everybody_gets_his_answer_and_nobody_within_his_quota_gives",
+        ),
+    ),
+    Mutant(
+        "what is cached within a quota goes first",
+        "engine/kv/shares.py",
+        "        return max(ready, key=self._quotas.excess, default=None)\n",
+        "        return min(ready, key=self._quotas.excess, default=None)\n",
+        ("tests/engine/test_quotas.py::test_what_a_tenant_has_cached_within_its_share_outlives_a_flood",),
+    ),
+    Mutant(
+        "who is overtaken waits for ever",
+        QUOTA_RULES,
+        "            self.favoured = min(late, key=lambda job: job.order, default=None)\n",
+        "            self.favoured = None\n",
+        ("tests/engine/test_quotas.py::test_who_is_beyond_its_quota_is_overtaken_but_not_for_ever",),
+    ),
+    # the cache as policies see it, simulated
+    Mutant(
+        "the replica lets go of what is in flight",
+        REPLICA,
+        "                self._withdraw(part)\n",
+        "",
+        ("tests/policies/test_replica.py::test_what_is_held_or_continued_is_not_dropped",),
+    ),
+    Mutant(
+        "the replica forgets what it evicts",
+        REPLICA,
+        "        self._ghosts[first] = _Ghost(memory, now, count)\n",
+        "",
+        ("tests/policies/test_replica.py::test_a_run_that_was_evicted_is_remembered_and_one_that_was_dropped_is_not",),
+    ),
+    Mutant(
+        "the optimum evicts what is used next",
+        CLAIRVOYANT,
+        "        while not self._is_fresh(item := heappop(self._heap)):\n",
+        "        while not self._is_fresh(item := self._heap.pop(self._heap.index(max(self._heap)))):\n",
+        ("tests/policies/simulator/test_optimum.py::test_the_one_used_last_goes_first",),
+    ),
+    Mutant(
+        "the bound ignores what a request itself needs",
+        CLAIRVOYANT,
+        "self._drop(self._all - (self.capacity - demand.blocks - demand.private))",
+        "self._drop(self._all - self.capacity)",
+        ("tests/policies/simulator/test_optimum.py::test_atomic_optimum_and_bound_are_what_trying_everything_finds",),
+    ),
+    Mutant(
+        "an exact replay compares nothing",
+        "policies/simulator/exact.py",
+        "            if was != now:\n",
+        "            if was is None:\n",
+        ("tests/engine/test_live_equals_simulator.py::test_another_policy_is_told_apart",),
+    ),
+    Mutant(
+        "a gap in a recording is passed over",
+        "policies/simulator/exact.py",
+        '            case Gap():\n                raise KeyError(f"{event.lost} events are missing")\n',
+        "",
+        ("tests/engine/test_live_equals_simulator.py::test_a_recording_with_a_gap_is_not_played_back",),
+    ),
+    # recordings and shadows
+    Mutant(
+        "a recording has the names of the cache",
+        RECORDING,
+        "msgspec.structs.replace(event, names=self.alias(names))",
+        "msgspec.structs.replace(event, names=names)",
+        ("tests/engine/test_recording.py::test_guesses_cannot_be_tested_from_one_recording_to_the_next",),
+    ),
+    Mutant(
+        "a recording overwrites another",
+        RECORDING,
+        "os.O_WRONLY | os.O_CREAT | os.O_EXCL",
+        "os.O_WRONLY | os.O_CREAT | os.O_TRUNC",
+        ("tests/engine/test_recording.py::test_a_file_is_never_overwritten_and_the_model_not_loaded_for_it",),
+    ),
+    Mutant(
+        "a recording does not say what it lost",
+        RECORDING,
+        "            self._queue.append(Gap(event.now, self._lost_now))\n",
+        "",
+        ("tests/engine/test_recording.py::test_a_disk_that_cannot_follow_leaves_a_gap_that_is_told",),
+    ),
+    Mutant(
+        "a shadow counts what is found again as a hit",
+        SHADOWS,
+        "        used = event.used and not event.resumed\n",
+        "        used = event.used\n",
+        ("tests/engine/insight/test_shadows.py::test_what_is_found_again_after_a_preemption_counts_nothing",),
+    ),
+    Mutant(
+        "a shadow that failed goes on",
+        SHADOWS,
+        "        shadow.stop(fault)\n",
+        "",
+        ("tests/engine/insight/test_shadows.py::test_one_that_fails_is_stopped_and_the_others_go_on",),
+    ),
+    # tiers by name of a policy
+    Mutant(
+        "a tier lets go of a block that another one follows",
+        "storage/host/index.py",
+        "        if entry.offered or entry.readers or entry.head.name in self._shelves[entry.shelf].followers:\n",
+        "        if entry.offered or entry.readers:\n",
+        ("tests/engine/test_tier_policies.py::test_the_host_tier_lets_go_as_it_should_whatever_the_policy_does",),
+    ),
+    Mutant(
+        "a policy of a tier hears of no uses",
+        TIER_POLICIES,
+        "            self._policy.on_hit(entry, now)\n",
+        "",
+        ("tests/engine/test_tier_policies.py::test_the_events_come_in_the_order_of_the_contract",),
+    ),
+    Mutant(
+        "a policy of a tier that names nothing stops it",
+        TIER_POLICIES,
+        "            if self._candidates:\n                yield from self._stand_in(now)",
+        "            if not self._candidates:\n                yield from self._stand_in(now)",
+        ("tests/engine/test_tier_policies.py::test_the_host_tier_lets_go_as_it_should_whatever_the_policy_does",),
+    ),
+    Mutant(
+        "a tier remembers evicted blocks of an erased tenant",
+        TIER_POLICIES,
+        "            del self._ghosts[key]\n",
+        "            pass\n",
+        ("tests/engine/test_tier_policies.py::test_nothing_is_remembered_of_a_tenant_that_was_erased",),
+    ),
+)
+
+MUTANTS = KNOWN_FAULTS + MORE + TIERS + TIERED_ENGINE + TELEMETRY + POLICIES

@@ -29,6 +29,8 @@ else:
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120
 """After which a run counts as noticed: the mutant made an endless loop."""
+ALL_SECONDS = 1800
+"""The same for all tests together, without any mutant."""
 
 
 def main(words: list[str]) -> int:
@@ -40,7 +42,7 @@ def main(words: list[str]) -> int:
         if not _is_imported_from(tree):
             print("the copy is not what `import octavo` finds; nothing was tested")
             return 1
-        if _tests_fail(tree, tuple(sorted({test for mutant in chosen for test in mutant.tests}))):
+        if _tests_fail(tree, tuple(sorted({test for mutant in chosen for test in mutant.tests})), ALL_SECONDS):
             print("the tests fail without any mutant; nothing was tested")
             return 1
         problems = [problem for mutant in chosen if (problem := _problem_with(mutant, tree))]
@@ -87,11 +89,11 @@ def _is_imported_from(tree: Path) -> bool:
     return len(found) == 2 and all(Path(file).resolve().is_relative_to(tree.resolve()) for file in found)
 
 
-def _tests_fail(tree: Path, tests: tuple[str, ...]) -> bool:
+def _tests_fail(tree: Path, tests: tuple[str, ...], seconds: float = SECONDS) -> bool:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     try:
         run = subprocess.run(
-            command, env=_environment(tree), cwd=tree, capture_output=True, text=True, timeout=SECONDS, check=False
+            command, env=_environment(tree), cwd=tree, capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
         return True

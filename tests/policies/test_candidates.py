@@ -9,13 +9,13 @@ from octavo.policies.eviction import Entry
 from octavo.policies.eviction.candidates import CandidateQueue
 
 
-def entry(last_use: float = 0.0, priority: int = 0) -> Entry:
-    return Entry(blocks=1, depth=16, insert_time=0.0, last_use=last_use, priority=priority, candidate=True)
+def entry(last_use: float = 0.0) -> Entry:
+    return Entry(blocks=1, depth=16, insert_time=0.0, last_use=last_use, candidate=True)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.one_of(st.none(), st.integers(-5, 5))), max_size=200))
 def test_it_is_a_sorted_dictionary(acts: list[tuple[int, int | None]]) -> None:
-    entries = [entry(last_use, last_use % 3 - 1) for last_use in range(10)]
+    entries = [entry(last_use) for last_use in range(10)]
     queue, model = CandidateQueue(), dict[Entry, float]()
     for which, key in acts:
         chosen = entries[which]
@@ -25,11 +25,11 @@ def test_it_is_a_sorted_dictionary(acts: list[tuple[int, int | None]]) -> None:
         else:
             queue.push(chosen, key)
             model[chosen] = key
-        expected = sorted(model, key=lambda item: (item.priority, model[item], item.last_use))
+        expected = sorted(model, key=lambda item: (model[item], item.last_use))
         assert queue.first() is (expected[0] if expected else None)
         assert len(queue) == len(model)
         assert [item in queue for item in entries] == [item in model for item in entries]
-    assert list(queue.drain()) == sorted(model, key=lambda item: (item.priority, model[item], item.last_use))
+    assert list(queue.drain()) == sorted(model, key=lambda item: (model[item], item.last_use))
 
 
 def test_memory_follows_what_is_live() -> None:

@@ -1,4 +1,7 @@
-"""Makes ``golden/snapshot-1``. It was run once, with the first format; a new format gets a folder of its own."""
+"""Makes the folders under ``golden``. Each was made once, when its format was new; a new format gets one of its own.
+
+``golden_snapshot.py LOCATION [NOTES]``: without notes it is version 1, with some version 2.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from octavo.storage.snapshot.writer import SnapshotSettings, SnapshotWriter
 from octavo.storage.testing.contract import SampleBlocks
 
 
-def main(location: Path) -> None:
+def main(location: Path, notes: bytes) -> None:
     """Write it, and print what it holds."""
     samples = SampleBlocks(block_size=4, payload_bytes=256)
     public, secret = samples.shelf(), samples.shelf("tenant", adapter="adapter")
@@ -22,6 +25,7 @@ def main(location: Path) -> None:
     writer.add(public, chain)
     writer.add(public, samples.chain(public, 1, seed=1, after=chain[0].head))
     writer.add(secret, samples.chain(secret, 3)[1:])  # the first block of the prompt is missing
+    writer.note(notes)
     writer.commit()
     writer.abandon()
     for shelf in (public, secret):
@@ -33,4 +37,4 @@ def main(location: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "".join(sys.argv[2:]).encode())

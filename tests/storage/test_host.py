@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from octavo.errors import InvalidRequest, StorageError
 from octavo.storage.base import Meta, Record
 from octavo.storage.host import slab as slab_module
+from octavo.storage.host.index import HostEntry, HostIndex
 from octavo.storage.host.slab import Copy, Slab, pieces
 from octavo.storage.host.tier import HostOptions, HostTier
 from octavo.storage.naming import BlockName, Shelf
+from octavo.storage.ranking import Recency
 from octavo.storage.testing.contract import SampleBlocks
 
 SAMPLES = SampleBlocks()
@@ -196,6 +198,18 @@ class TestMakingRoom:
                     assert len(listed) == tier.stats().blocks <= 5
 
         anyio.run(run)
+
+
+def test_a_block_that_is_read_cannot_go_when_nothing_follows_it_any_more() -> None:
+    index = HostIndex(Recency())
+    parent, child = (HostEntry(SHELF, record.head, 0, Meta(), 1.0, None) for record in SAMPLES.chain(SHELF, 2))
+    for entry in (parent, child):
+        index.add(entry, 1.0)
+    index.hold(parent)
+    index.remove(child, 2.0)
+    assert list(index.leaving(1, 3.0)) == []
+    index.release(parent, 4.0)
+    assert list(index.leaving(1, 5.0)) == [parent]
 
 
 class TestLeaving:
@@ -396,8 +410,9 @@ class TestMemory:
                 await tier.get(SHELF, names(records))
                 metas = {name: Meta(clock.now, priority=1, ttl=1e6 + clock.now) for name in names(records)}
                 await tier.touch(SHELF, metas)
-            assert len(tier._index._queue) <= 2 * 4 + 64
-            assert len(tier._index._expiries) <= 2 * 4 + 64
+            ranking = tier._index.ranking
+            assert isinstance(ranking, Recency)
+            assert ranking.load <= 2 * (2 * 4 + 64)
 
     def test_pieces_cover_everything_in_order(self) -> None:
         for size in (1, 1 << 20, 3 << 20, 5 << 20):

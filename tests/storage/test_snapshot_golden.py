@@ -1,7 +1,7 @@
 """Snapshots of every version that there has been stay readable, byte for byte.
 
-``golden/snapshot-1`` was made by ``golden_snapshot.py`` with the first format. It is never made again: when this fails,
-the reader is wrong.
+They were made by ``golden_snapshot.py``, each when its format was new. They are never made again: when this fails, the
+reader is wrong.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
+
+import pytest
 
 from octavo.errors import CorruptBlock
 from octavo.storage.base import Meta, TierGeometry
@@ -19,7 +21,8 @@ from octavo.storage.record import RecordCodec
 from octavo.storage.snapshot.files import OpenSnapshot, open_snapshot
 from octavo.storage.snapshot.verify import verify_snapshot
 
-LOCATION = Path(__file__).parent / "golden" / "snapshot-1"
+GOLDEN = Path(__file__).parent / "golden"
+NOTES = {1: None, 2: b'{"what":"was learned"}'}
 IDENTITY = Identity((("weights", "sample"),), 4, 256, "octavo-block-1")
 CODEC = RecordCodec(block_size=4, payload_bytes=256, run=bytes(8))
 PUBLIC = Namespace(IDENTITY.digest).shelf()
@@ -45,13 +48,18 @@ def contents(snapshot: OpenSnapshot) -> list[tuple[Shelf, str, int, int, str]]:
     return found
 
 
-def test_version_1_is_read() -> None:
-    with closing(open_snapshot(Filesystem(), LOCATION, TierGeometry(IDENTITY, 512))) as snapshot:
+@pytest.mark.parametrize("version", NOTES)
+def test_every_version_is_read(version: int) -> None:
+    location = GOLDEN / f"snapshot-{version}"
+    assert f'"version":{version},'.encode() in (location / "manifest.json").read_bytes()
+    with closing(open_snapshot(Filesystem(), location, TierGeometry(IDENTITY, 512))) as snapshot:
+        assert snapshot.manifest.notes == NOTES[version]
         assert contents(snapshot) == BLOCKS
         assert snapshot.manifest.created == 1_700_000_000.0
         assert snapshot.tree.meta(1) == Meta(1_699_999_000.0, 2.5, 7, 3, 600.0, 0.25)
         assert snapshot.tree.meta(3) == Meta()
 
 
-def test_version_1_is_verified() -> None:
-    assert verify_snapshot(LOCATION, Filesystem()) == (4, 6, 33519, 0, [])
+@pytest.mark.parametrize("version", NOTES)
+def test_every_version_is_verified(version: int) -> None:
+    assert verify_snapshot(GOLDEN / f"snapshot-{version}", Filesystem()) == (4, 6, 33519, 0, [])

@@ -253,7 +253,8 @@ async def test_every_family_of_the_catalogue_has_samples_and_there_is_no_other(
     engine_of: EngineOf, tmp_path: Path
 ) -> None:
     mounts = {"near": memory(8), "below": lasting(MemoryStore(), 64)}
-    async with engine_of(num_blocks=16, mounts=mounts) as engine:
+    shadows = ("octavo.policies.eviction.lfu:Lfu",)
+    async with engine_of(num_blocks=16, mounts=mounts, shadow_policies=shadows) as engine:
         for number in (*range(6), 0):
             await ask(engine, prompt(number), FIVE)
         report = await engine.snapshot(tmp_path / "snapshot")

@@ -572,7 +572,7 @@ class World:
     def nothing_grows(self) -> None:
         """GROWTH-01: the containers are bound by the pool and by what is live."""
         assert len(self.manager._in_flight) <= len(self.live)
-        assert len(self.manager._ghosts) <= POOL
+        assert len(self.manager._ghosts) <= 4 * POOL
         assert self.manager._sequences.keys() == self.live.keys()
         assert len(self.manager.tree._roots) <= len(NAMESPACES)
         assert len(self.manager.tree.expiries) <= len(self.kept)

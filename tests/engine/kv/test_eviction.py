@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from octavo.engine.kv.ghosts import Ghost, Ghosts
 from octavo.engine.kv.node import Node
 from octavo.errors import OutOfBlocks
 from octavo.policies.eviction import Entry, EvictionPolicy, Lru, Returned
+from octavo.policies.returning import Return
 from octavo.storage.naming import name_after
 
 SPACE = Namespace("w")
@@ -83,40 +85,52 @@ class Hook:
             raise self._error
 
 
+KINDS = ("insert", "extend", "split", "hit", "candidate", "held", "evict", "ghost", "victims")
+
+
 class Broken(Lru):
-    """Raises at every event, after it did its work."""
+    """Raises at every event of some kinds, after it did its work."""
+
+    def __init__(self, capacity: int, *kinds: str) -> None:
+        super().__init__(capacity)
+        self._kinds = kinds or KINDS
 
     def on_insert(self, entry: Entry, now: float) -> None:
         super().on_insert(entry, now)
-        raise RuntimeError("insert")
+        self._break("insert")
 
     def on_extend(self, entry: Entry, blocks: int, now: float) -> None:
-        raise RuntimeError("extend")
+        self._break("extend")
 
     def on_split(self, upper: Entry, lower: Entry, now: float) -> None:
-        raise RuntimeError("split")
+        self._break("split")
 
     def on_hit(self, entry: Entry, now: float) -> None:
         super().on_hit(entry, now)
-        raise RuntimeError("hit")
+        self._break("hit")
 
     def on_candidate(self, entry: Entry, now: float) -> None:
         super().on_candidate(entry, now)
-        raise RuntimeError("candidate")
+        self._break("candidate")
 
     def on_held(self, entry: Entry) -> None:
         super().on_held(entry)
-        raise RuntimeError("held")
+        self._break("held")
 
     def on_evict(self, entry: Entry, blocks: int, now: float) -> None:
         super().on_evict(entry, blocks, now)
-        raise RuntimeError("evict")
+        self._break("evict")
 
     def on_ghost_hit(self, entry: Entry, returned: Returned, now: float) -> None:
-        raise RuntimeError("ghost")
+        self._break("ghost")
 
     def victims(self, count: int, now: float) -> Iterator[Entry]:
-        raise RuntimeError("victims")
+        self._break("victims")
+        return super().victims(count, now)
+
+    def _break(self, kind: str) -> None:
+        if kind in self._kinds:
+            raise RuntimeError(kind)
 
 
 def test_the_least_recently_used_goes_first_and_a_hit_makes_young() -> None:
@@ -255,8 +269,9 @@ def test_the_stand_in_for_a_faulty_policy_respects_retention() -> None:
     assert (stage.cached(7, 7, 7, 7), stage.cached(8)) == (1, 0)
 
 
-def test_a_policy_that_raises_everywhere_is_contained() -> None:
-    stage = Stage(5, Broken(5))
+@pytest.mark.parametrize("kind", [*KINDS, "everything"])
+def test_a_policy_that_raises_is_contained(kind: str) -> None:
+    stage = Stage(5, Broken(5, *(() if kind == "everything" else (kind,))))
     stage.serve(1, 0, 0, 0, 5, blocks=2)
     stage.serve(1, 0, 0, 0, 6, blocks=2)
     growing = stage.admit([3])
@@ -269,8 +284,13 @@ def test_a_policy_that_raises_everywhere_is_contained() -> None:
     stage.serve(1, 0, 0, 0, 5, blocks=2)
     stage.manager.census()
     heard = {str(fault.error) for fault in stage.faults if isinstance(fault.error, RuntimeError)}
-    assert heard == {"insert", "extend", "split", "hit", "candidate", "held", "evict", "ghost", "victims"}
-    assert stage.manager.stats().policy_faults == len(stage.faults)
+    stats = stage.manager.stats()
+    if kind == "everything":
+        assert (stats.policy, stats.policy_set_aside, stats.policy_faults) == ("Lru", "Broken", 8)
+        assert [fault.where for fault in stage.faults][-1] == "eviction policy Broken is set aside"
+    else:
+        assert heard == {kind}
+        assert (stats.policy, stats.policy_set_aside, stats.policy_faults) == ("Broken", None, len(stage.faults))
 
 
 @pytest.mark.parametrize("kind", ["nothing", "no entry", "held", "foreign", "gone"])
@@ -331,7 +351,7 @@ def test_interrupts_pass_through() -> None:
         def on_insert(self, entry: Entry, now: float) -> None:
             raise KeyboardInterrupt
 
-    contained = ContainedPolicy(Interrupted(1), lambda *_: None)
+    contained = ContainedPolicy(Interrupted(1), lambda *_: None, clock=lambda: 0.0)
     with pytest.raises(KeyboardInterrupt):
         contained.on_insert(Entry(1, 4, 0.0, 0.0), 0.0)
 
@@ -349,26 +369,36 @@ def test_ghosts_tell_when_something_evicted_is_wanted_again() -> None:
 
     stage = Stage(4, Listening(4))
     stage.serve(1, 0, 0, 0, 2, blocks=2)
+    before = stage.now
     stage.manager.evict(1)
-    evicted = stage.now
     stage.serve(1, 0, 0, 0, 2, blocks=2)
     assert [(depth, memory, blocks) for depth, _, memory, blocks in heard] == [(BLOCK, (1, 1), 2)]
-    assert 0 < heard[0][1] <= stage.now - evicted + 1
+    assert 0 < heard[0][1] <= stage.now - before
     stats = stage.manager.stats()
     assert (stats.evicted_then_wanted, stats.evicted_then_wanted_seconds) == (1, heard[0][1])
+
+
+def test_a_ghost_stands_for_all_that_comes_before_it() -> None:
+    """The same block at the same depth after another beginning was never here."""
+    ghosts = Ghosts(bound=8)
+    gone, other = array("i", [1, 2, 3, 3]), array("i", [1, 9, 3, 3])
+    ghosts.remember(SPACE, [gone.tobytes()], Ghost(0.0, "call", "Lru"))
+    assert ghosts.recall(SPACE, other, 1, 2, 1.0) == []
+    assert ghosts.recall(SPACE, gone, 1, 2, 1.0) == [Return(None, 1, 1, 1.0)]
 
 
 def test_ghosts_are_bounded_and_forget_the_oldest() -> None:
     """GROWTH-01."""
     ghosts = Ghosts(bound=3)
-    for depth in range(5):
-        ghosts.remember(SPACE, depth, b"x", Ghost(float(depth), "call", "Lru"))
+    prompts = [array("i", [number, 7]) for number in range(5)]
+    for number, prompt in enumerate(prompts):
+        ghosts.remember(SPACE, [prompt[:1].tobytes(), prompt[1:].tobytes()], Ghost(float(number), "call", "Lru"))
     assert len(ghosts) == 3
-    assert ghosts.recall(SPACE, 1, b"x", 9.0) is None
-    assert ghosts.peek(SPACE, 2, b"x") == Ghost(2.0, "call", "Lru")
-    assert ghosts.recall(SPACE, 2, b"x", 9.0) == Returned(None, 2, 7.0)
-    assert ghosts.recall(SPACE, 2, b"x", 9.0) is None
-    assert ghosts.recall(Namespace("v"), 3, b"x", 9.0) is None
+    assert ghosts.recall(SPACE, prompts[1], 1, 1, 9.0) == []
+    assert ghosts.peek(SPACE, prompts[2].tobytes()) == Ghost(2.0, "call", "Lru")
+    assert ghosts.recall(SPACE, prompts[2], 1, 1, 9.0) == [Return(None, 1, 1, 7.0)]
+    assert ghosts.recall(SPACE, prompts[2], 1, 1, 9.0) == []
+    assert ghosts.recall(Namespace("v"), prompts[3], 1, 1, 9.0) == []
     assert (ghosts.hits, ghosts.gap_seconds) == (1, 7.0)
     ghosts.forget("s")
     assert len(ghosts) == 2
@@ -385,7 +415,7 @@ def test_thousands_of_prompts_leave_nothing_behind() -> None:
     nodes = list(manager.tree.nodes())
     assert len(nodes) <= 8
     assert len(manager.tree.candidates) <= 8
-    assert len(manager._ghosts) <= 8
+    assert len(manager._ghosts) <= 4 * 8
     assert len(manager._in_flight) == len(manager._sequences) == 0
     assert all(isinstance(node, Node) and not node.locks for node in nodes)
     assert manager.census().held == 0

@@ -328,9 +328,10 @@ def test_a_split_hands_the_statistics_on() -> None:
     garden = Garden()
     node = garden.plant(list(range(12)))
     garden.tree.count_hit(node)
-    node.recompute_seconds, node.tenant = 0.5, "t"
+    node.seconds, node.tenant = 0.5, "t"
     garden.tree.set_keep(node, Keep(4, 9.0))
-    node.reload_seconds, node.reload_tier = 0.25, "host"
+    node.reload_seconds, node.tier = 0.25, "host"
+    node.show_use()
     upper, _ = garden.lease(list(range(6)))
     for name in (field.name for field in fields(Entry) if field.name not in ("blocks", "depth")):
         assert getattr(upper, name) == getattr(node, name), name

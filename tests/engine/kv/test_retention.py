@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from math import inf
 
 import pytest
@@ -11,7 +12,7 @@ from octavo.engine.kv import CacheManager, Namespace, Retention, Sequence, encod
 from octavo.engine.kv.keep import PLAIN, Keep
 from octavo.engine.kv.retention import spans
 from octavo.errors import InvalidRequest
-from octavo.policies.eviction import CostAware, EvictionPolicy, Lfu, Lru
+from octavo.policies.eviction import CostAware, EvictionPolicy, Lfu, Lru, PriorityTtl
 
 SPACE = Namespace("m")
 BLOCK = 4
@@ -20,13 +21,13 @@ BLOCK = 4
 class Cache:
     """A manager with a clock that is set by hand."""
 
-    def __init__(self, blocks: int = 32, policy: EvictionPolicy | None = None) -> None:
+    def __init__(self, blocks: int = 32, policy: Callable[[int], EvictionPolicy] = Lru) -> None:
         self.now = 0.0
         self.faults: list[str] = []
         self.manager = CacheManager(
             blocks,
             BLOCK,
-            policy or Lru(blocks),
+            PriorityTtl(blocks, policy),
             clock=lambda: self.now,
             on_fault=lambda where, error: self.faults.append(f"{where}: {error}"),
         )
@@ -179,7 +180,7 @@ def test_publishing_what_is_there_already_raises_it() -> None:
 
 @pytest.mark.parametrize("policy", [Lru, Lfu, CostAware])
 def test_the_dear_outlive_the_cheap_until_their_time_is_over(policy: type[EvictionPolicy]) -> None:
-    cache = Cache(8, policy(8))
+    cache = Cache(8, policy)
     cache.serve([1] * 4, Retention(0, None, 1, 100))
     for prompt in range(2, 6):
         cache.now += 1
@@ -201,7 +202,7 @@ def test_the_dear_outlive_the_cheap_until_their_time_is_over(policy: type[Evicti
 
 @pytest.mark.parametrize("policy", [Lru, Lfu, CostAware])
 def test_what_is_not_wanted_goes_first(policy: type[EvictionPolicy]) -> None:
-    cache = Cache(8, policy(8))
+    cache = Cache(8, policy)
     cache.serve([1] * 4)
     cache.now += 1
     cache.serve([2] * 4, Retention(0, None, -1, None))
