@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import socket
 import subprocess
@@ -21,6 +22,7 @@ settings.load_profile("ci")  # another one with --hypothesis-profile=long
 
 def pytest_configure() -> None:
     """One thread: the cores belong to the tests that run side by side, and sums come out the same everywhere."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start
     if importlib.util.find_spec("torch") is not None:
         import torch  # noqa: PLC0415  # an option of the environment
 

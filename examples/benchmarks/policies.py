@@ -135,9 +135,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", help=f"of {', '.join(TRACES)}; default: all")
     parser.add_argument("--policies", default="", help="names, with commas; default: all that are installed")
-    parser.add_argument("--capacity", help=f"default: {CAPACITIES}")
+    parser.add_argument("--capacity", help=f"default: {CAPACITIES}".replace("%", "%%"))
     parser.add_argument("--atomic", action="store_true", help="no two requests overlap")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_TRACES}, {QUICK_CAPACITIES}, first requests only")
+    quick = f"{QUICK_TRACES}, {QUICK_CAPACITIES}, first requests only"
+    parser.add_argument("--quick", action="store_true", help=quick.replace("%", "%%"))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write policies.json and policies.png there")
     return parser.parse_args(arguments)

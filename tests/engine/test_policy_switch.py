@@ -226,7 +226,8 @@ async def test_it_is_traced_and_the_labels_follow(
 
 
 async def test_other_threads_can_do_it_too() -> None:
-    async with AsyncEngine(runner=FakeRunner(), config=EngineConfig(num_blocks=64, block_size=4)) as engine:
+    config = EngineConfig(num_blocks=64, block_size=4, eviction_policy="lru")
+    async with AsyncEngine(runner=FakeRunner(), config=config) as engine:
         blocking = engine.blocking()
         assert await asyncio.to_thread(blocking.set_eviction_policy, LFU) == "Lru"
         assert engine.stats().cache.policy == "Lfu"

@@ -7,6 +7,7 @@ import os
 import stat
 from pathlib import Path
 
+import anyio
 import pytest
 
 from octavo import AsyncEngine, EngineConfig, SamplingParams
@@ -194,6 +195,28 @@ async def test_a_disk_that_cannot_follow_leaves_a_gap_that_is_told(
     trace = RecordingTrace(path)
     assert list(trace)
     assert trace.lost == end.lost
+
+
+@pytest.mark.asyncio
+async def test_what_is_noted_during_a_write_counts_as_queued(tmp_path: Path, engine_of: EngineOf) -> None:
+    async with engine_of(record=tmp_path / "run", block_size=4, num_blocks=64) as engine:
+        recorder = engine._life._recorder
+        assert recorder is not None
+        await engine.complete(PROMPT, GREEDY)
+        write, put = recorder._write, recorder._put
+        recorder._write = nothing  # type: ignore[method-assign]  # it writes when the test says
+
+        def put_while_more_comes() -> int:
+            written = put()
+            anyio.from_thread.run_sync(recorder._note, Left(1.0, 1, "finished"))
+            return written
+
+        recorder._put = put_while_more_comes  # type: ignore[method-assign]
+        await write()
+        recorder._put = put  # type: ignore[method-assign]
+        queued = sum(map(recording._size, recorder._queue))
+        assert recorder._queued_bytes == queued > 0
+        recorder._write = write  # type: ignore[method-assign]
 
 
 async def nothing() -> None:

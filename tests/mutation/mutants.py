@@ -439,8 +439,8 @@ MORE = (
     Mutant(
         "the upper watermark is ignored",
         CONTROL,
-        "self._evictor.evict(high - self.pool.free",
-        "self._evictor.evict(low - self.pool.free",
+        "        count = high - self.pool.free\n",
+        "        count = low - self.pool.free\n",
         IN_EVICTION,
     ),
     Mutant(

@@ -45,7 +45,7 @@ class GittinsReference:
         self.requests = self.blocks = 0
         self.last: Block | None = None
         self.last_entry: Entry | None = None
-        self.worth: Rows = []
+        self.worth: Rows = [[0.0] * len(EDGES)] * KINDS
 
     def insert(self, entry: Entry, now: float) -> None:
         self.runs[entry] = self._new(entry.blocks, now)
@@ -94,7 +94,9 @@ class GittinsReference:
             row[:] = reversed(list(accumulate(reversed(row))))
         table = HazardTable(KINDS, most_uses=1)  # which has tests and a reference of its own
         table.load({"returns": returns, "at_risk": at_risk})
-        self.worth = table.indices(60 * max(self.blocks / max(self.requests, 1), 1.0))
+        blocks_per_request = max(self.blocks / max(self.requests, 1), 1.0)
+        if self.gaps >= 8 * blocks_per_request:
+            self.worth = table.indices(60 * blocks_per_request)
 
     def pick(self, now: float) -> Entry:
         if self.last_entry is not None and self.last_entry.candidate and self._goes_on(self.runs[self.last_entry][-1]):
