@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 import pytest
 
 from octavo import AsyncEngine, EngineConfig, SamplingParams
+from octavo.engine.kv.cost import CostModel
 from octavo.errors import FingerprintMismatch
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -91,6 +92,12 @@ def swap_two_symbols(file: Path) -> None:
     vocab = content["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     file.write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def _computing_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there is loaded, however slow the machine is just now."""
+    monkeypatch.setattr(CostModel, "seconds", lambda _self, _depth: 1e9)
 
 
 async def seen(

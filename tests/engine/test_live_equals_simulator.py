@@ -187,7 +187,7 @@ def fresh(path: Path, cls: type[EvictionPolicy]) -> EvictionPolicy:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 async def test_same_victims(name: str, seed: int, tmp_path: Path, engine_of: EngineOf, read: Read) -> None:
     path = tmp_path / "run"
     await recorded(path, seed, POLICIES[name].value, engine_of, read)

@@ -82,8 +82,8 @@ async def low_water(engine: AsyncEngine, traffic: Traffic) -> tuple[Counter[str]
 @pytest.mark.parametrize(
     ("kind", "count", "demotion"),
     [
-        ("lasting", 200, "write_through"),
-        ("broken", 200, "write_through"),
+        ("lasting", 120, "write_through"),
+        ("broken", 120, "write_through"),
         *[
             pytest.param(kind, 6000, demotion, marks=SLOW)
             for kind in TIERS

@@ -39,7 +39,7 @@ CHATS = ("Why is the sky blue?", "Name three fruits.", "Write a haiku about rain
 PROSE = (1, 2, 15, 16, 17, 31, 32, 33, 100, 129, 400, 700)
 CODE = (3, 8, 18, 47, 48, 49, 64, 200, 256, 333, 512)
 RANDOM = (1, 4, 16, 17, 30, 63, 65, 80, 112, 128, 160, 250)
-FEW = (0, 7, 13, 18, 20, 24, 28, 30)
+FEW = (0, 7, 13, 18, 24, 28, 30)
 """Positions in the whole list: some of each kind, of 1 to 200 tokens."""
 
 

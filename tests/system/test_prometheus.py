@@ -125,6 +125,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         disk_bytes=64 * MIB,
         demotion="write_through",
         checkpoint_interval=0.0,
+        shadow_policies=("lru",),
     )
     engine = AsyncEngine(runner=runner, config=config, tracer_provider=provider)
     with (
