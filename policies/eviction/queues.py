@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from .base import Entry, EvictionPolicy, Json
 from .candidates import CandidateQueue
+from .state import integers, living
 
 
 @dataclass(slots=True, eq=False)
@@ -263,19 +264,9 @@ class ListPolicy(EvictionPolicy):
     def load(self, state: Mapping[str, Json], entry: Callable[[int], Entry | None]) -> None:
         """Entries that the state does not name stay in their lists, and are older there than those it names."""
         for name, target in self._lists.items():
-            for key in _keys(state.get(name, ())):
-                known = entry(key)
-                if known is not None and known in self._homes:
+            for _, known in living(integers(state, name) if name in state else (), entry):
+                if known in self._homes:
                     self.move(known, target)
 
     def _first(self) -> Entry | None:
         return next((entry for entries in self.order() if (entry := entries.candidate) is not None), None)
-
-
-def _keys(names: Json) -> Iterator[int]:
-    if isinstance(names, str) or not isinstance(names, Sequence):
-        raise TypeError(f"a list of the state must be a list of keys, not {type(names).__name__}")
-    for key in names:
-        if not isinstance(key, int):
-            raise TypeError(f"a key in the state must be an integer, not {type(key).__name__}")
-        yield key

@@ -60,9 +60,9 @@ def _referents(thing: object) -> Iterable[object]:
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param({}, id="lru"),
+        pytest.param({}, id="adaptive"),
         pytest.param({"eviction_policy": "lfu", "scheduling_policy": "priority"}, id="lfu, priority"),
-        pytest.param({"eviction_policy": "cost_aware"}, id="cost aware"),
+        pytest.param({"eviction_policy": "cost_aware"}, id="cost aware", marks=pytest.mark.slow),
         pytest.param({"enable_prefix_caching": False}, id="no sharing"),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.policies.eviction import CostAware, Entry
+from octavo.policies.testing import PrefixModel
 
 seconds = st.floats(1e-6, 10.0)
 
@@ -27,6 +29,35 @@ def order(policy: CostAware, entries: Sequence[Entry]) -> list[Entry]:
 def test_before_any_measurement_the_deeper_is_the_dearer(depths: list[int]) -> None:
     entries = [entry(depth) for depth in depths]
     assert [item.depth for item in order(CostAware(64), entries)] == sorted(depths)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 99), seconds), max_size=120))
+def test_each_victim_is_worth_least(acts: list[tuple[int, int, float]]) -> None:
+    """From first principles: all uses and all measurements are remembered. A worth is of the time of the last use."""
+    model, half_life = PrefixModel(CostAware(8)), 4.0
+    evicted, uses, ratios, worth = 0, dict[Entry, list[int]](), list[float](), dict[Entry, float]()
+
+    def used(item: Entry) -> None:
+        uses.setdefault(item, []).append(evicted)
+        ratios.append(math.log2(item.recompute_seconds / item.depth))
+        frequency = math.log2(sum(math.exp2(at / half_life) for at in uses[item]))
+        worth[item] = frequency + math.log2(item.recompute_seconds) - math.fsum(ratios) / len(ratios)
+
+    for action, pick, cost in acts:
+        if action == 0 or not model.entries:
+            new = model.insert(1 + pick % 3)
+            new.recompute_seconds = cost
+            model.release(new)
+            used(new)
+        elif action < 4:
+            item = model.entries[pick % len(model.entries)]
+            model.glance(item)
+            used(item)
+        else:
+            lowest = min(worth[item] for item in model.candidates)
+            [act] = model.evict(1)
+            assert math.isclose(worth[act.entry], lowest, abs_tol=1e-6)
+            evicted += 1
 
 
 def settled(*costs: float) -> CostAware:

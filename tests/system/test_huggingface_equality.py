@@ -140,7 +140,7 @@ async def test_a_chat_as_text(demo: Demo, assert_at_rest: AtRest) -> None:
 
 
 BEAMS = [
-    ("few", 2, False, 1.0),
+    pytest.param("few", 2, False, 1.0, marks=pytest.mark.slow),
     ("few", 4, True, 0.5),
     *(
         pytest.param("all", *values, marks=pytest.mark.slow)

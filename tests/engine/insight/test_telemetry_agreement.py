@@ -376,7 +376,7 @@ REACHED = {
 def test_spans_books_and_metrics_agree_after_any_workload() -> None:
     reached = set[str]()
 
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
     @given(PLANS)
     @example(PRESSED)
     @example(RESTARTED)
