@@ -63,7 +63,7 @@ def _referents(thing: object) -> Iterable[object]:
         pytest.param({}, id="adaptive"),
         pytest.param({"eviction_policy": "lfu", "scheduling_policy": "priority"}, id="lfu, priority"),
         pytest.param({"eviction_policy": "cost_aware"}, id="cost aware", marks=pytest.mark.slow),
-        pytest.param({"enable_prefix_caching": False}, id="no sharing"),
+        pytest.param({"enable_prefix_caching": False}, id="no sharing", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("count", [400, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])

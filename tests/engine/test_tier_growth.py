@@ -82,7 +82,7 @@ async def low_water(engine: AsyncEngine, traffic: Traffic) -> tuple[Counter[str]
 @pytest.mark.parametrize(
     ("kind", "count", "demotion"),
     [
-        ("lasting", 120, "write_through"),
+        pytest.param("lasting", 120, "write_through", marks=pytest.mark.slow),
         ("broken", 120, "write_through"),
         *[
             pytest.param(kind, 6000, demotion, marks=SLOW)

@@ -111,7 +111,7 @@ def test_what_is_worth_opening_is_told_with_its_trace(played: Played) -> None:
     assert any("preempt (swap)" in seen for seen in lines.values())
 
 
-@pytest.mark.parametrize("kind", [HttpReceiver, GrpcReceiver])
+@pytest.mark.parametrize("kind", [HttpReceiver, pytest.param(GrpcReceiver, marks=pytest.mark.slow)])
 def test_without_a_file_the_spans_go_to_the_collector(kind: type[Receiver]) -> None:
     receiver = kind()
     protocol = {"OTEL_EXPORTER_OTLP_PROTOCOL": kind.protocol, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
