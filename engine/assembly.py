@@ -110,21 +110,19 @@ async def assemble(
     cache = _cache(first.policy, config, outside, fault, quotas)
     learned = Learned(cache, first, outside)
     shadows = _shadows(cache, config, outside, fault)
-    scheduling = made_with(
-        SCHEDULING_POLICIES.resolve(config.scheduling_policy), config.scheduling_policy, config.scheduling_options
-    )
-    mounts = await mount(
-        config, geometry, restore, outside.logger, on_fault=fault, clock=outside.clock
-    )  # opens files: nothing fails from here on
+    scheduling = _scheduling(config)
+    mounting = mount(config, geometry, restore, outside.logger, on_fault=fault, clock=outside.clock)
+    mounts = await mounting  # opens files: nothing fails from here on
     manager = _manager(config, mounts.tiers, records, outside)
     exports = Exports(runner, thread, records, fault, outside.clock)
     loads = Loads(manager, cache, runner, thread, config, outside, on_fault=fault)
+    identity = geometry.identity
     warming = Warming(
         manager,
         cache,
         loads,
-        namespace=Namespace(geometry.identity.digest),
-        budget_blocks=int(config.warm_bytes // max(geometry.identity.payload_bytes, 1)),
+        namespace=Namespace(identity.digest),
+        budget_blocks=int(config.warm_bytes // max(identity.payload_bytes, 1)),
         new_id=new_id,
         refused=mounts.refused,
         outside=outside,
@@ -132,15 +130,10 @@ async def assemble(
     checkpoint = Checkpoint(cache, exports, manager, learned, outside)
     tiering = Tiering(manager, cache, exports, loads, checkpoint, warming, config, outside)
     cache.watch(tiering, names=bool(manager.names))
-
-    def scheduling_fault(where: str, error: BaseException | str) -> None:
-        counters.policy_faults += 1
-        fault(where, error)
-
     pins = Pins(cache, new_id)
     loop = StepLoop(
         cache=cache,
-        scheduler=Scheduler(cache, scheduling, config, tiering, on_fault=scheduling_fault),
+        scheduler=Scheduler(cache, scheduling, config, tiering, on_fault=_counted(counters, fault)),
         tiering=tiering,
         pins=pins,
         executor=StepExecutor(runner, thread),
@@ -152,16 +145,47 @@ async def assemble(
     )
     snapshots = Snapshots(cache, exports, manager, learned, records, outside, loop, counters)
     control = Control(cache, loop, tiering, snapshots, pins, mounts.backend, geometry, outside)
-    intake = Intake(runner.info, geometry.identity.digest, codec, config, clock=outside.clock, new_id=new_id)
+    intake = Intake(runner.info, identity.digest, codec, config, clock=outside.clock, new_id=new_id)
     kv_events = KvEvents(cache, manager, most=config.kv_events_buffer, wall=outside.wall)
     info = (version("octavo"), runner.info.name, config.dtype, str(config.block_size))
+    observe = _observer(loop, measures, kv_events, shadows, outside, info)
+    return Parts(runner, codec, intake, loop, tiering, control, counters, kv_events, measures, shadows, observe)
+
+
+def _counted(
+    counters: Counters, fault: Callable[[str, BaseException | str], None]
+) -> Callable[[str, BaseException | str], None]:
+    """For faults of the scheduling policy."""
+
+    def scheduling_fault(where: str, error: BaseException | str) -> None:
+        counters.policy_faults += 1
+        fault(where, error)
+
+    return scheduling_fault
+
+
+def _observer(
+    loop: StepLoop,
+    measures: Measures,
+    kv_events: KvEvents,
+    shadows: Shadows,
+    outside: Surroundings,
+    info: tuple[str, str, str, str],
+) -> Callable[[], Observed]:
+    """``info``: what the engine's info metric shows beside its policy."""
+    cache, tracing = loop.cache, outside.tracing
 
     def observe() -> Observed:
         shown, events = (*info, cache.policy.name), kv_events.log.counts
         shown_shadows = shadows.reports()
         return Observed(loop.stats(), measures.states(), cache.residency, tracing.dropped, events, shown_shadows, shown)
 
-    return Parts(runner, codec, intake, loop, tiering, control, counters, kv_events, measures, shadows, observe)
+    return observe
+
+
+def _scheduling(config: EngineConfig) -> SchedulingPolicy:
+    name = config.scheduling_policy
+    return made_with(SCHEDULING_POLICIES.resolve(name), name, config.scheduling_options)
 
 
 def _shadows(

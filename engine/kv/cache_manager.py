@@ -425,7 +425,8 @@ class CacheManager(CacheControl):
             sequence.retained_since = self._moment.now
             self._publisher.retain(sequence, 0)
         if self._watchers.requests or self.policy.wants_requests:
-            self._narrator.admitted(sequence, self._ghosts_of(sequence), used=used)
+            ghosts = self._ghosts_of(sequence) if self._watchers.requests else ()  # a hash over the prompt
+            self._narrator.admitted(sequence, ghosts, used=used)
         if resumed:
             return
         self._counts.prefix_query_tokens += len(sequence.tokens)

@@ -56,7 +56,7 @@ class Narrator:
 
     def admitted(self, sequence: Sequence, ghosts: SequenceOf[tuple[int, Ghost]], *, used: bool) -> None:
         """``sequence`` was admitted; nothing of what it found has been counted yet. ``ghosts``: what it is going to
-        bring back. Tells the policy, too.
+        bring back; read only if anybody listens. Tells the policy, too.
         """
         names = short_names(sequence, len(sequence.tokens) // sequence.table.block_size)
         if used and not sequence.resumed and self._policy.wants_requests:
