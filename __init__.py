@@ -14,8 +14,9 @@ from .engine.counters import EngineStats
 from .engine.explanation import Explanation
 from .engine.generation import Generation
 from .engine.kv import CacheStats, Census, Retention
+from .engine.output_format import OutputFormat
 from .engine.pins import Pin
-from .engine.request import FinishReason, Metrics, RequestOutput, SamplingParams, TokenLogprob
+from .engine.request import Chat, FinishReason, Metrics, RequestOutput, SamplingParams, TokenLogprob
 from .engine.snapshotting import SnapshotReport
 from .errors import OctavoError
 
@@ -26,6 +27,7 @@ __all__ = [
     "BlockingEngine",
     "CacheStats",
     "Census",
+    "Chat",
     "EngineConfig",
     "EngineStats",
     "Explanation",
@@ -33,6 +35,7 @@ __all__ = [
     "Generation",
     "Metrics",
     "OctavoError",
+    "OutputFormat",
     "Pin",
     "RequestOutput",
     "Retention",

@@ -33,6 +33,16 @@ class InvalidRequest(RequestRejected, ValueError):
     """A prompt or parameter is malformed or out of range; the message names it and the allowed range."""
 
 
+class ContextExceeded(InvalidRequest):
+    """Prompt and answer are longer than the model's context; shorten the prompt or lower ``max_tokens``."""
+
+
+class CannotContinue(OctavoError):
+    """The request's own demands leave no token that could come next: all are banned, or its output format cannot be
+    followed any further. Loosen them; neither the model nor what is cached is at fault.
+    """
+
+
 class OutOfBlocks(OctavoError):
     """The pool cannot give the blocks that were asked for, not even by eviction. Nothing was changed."""
 

@@ -83,6 +83,10 @@ class PluginGroup(Generic[T]):
             raise PluginError(_ambiguous(found))
         return Plugin(spec, _origin(found[0]), self._load(found[0]))
 
+    def names(self) -> list[str]:
+        """What is installed, in order of name, whether it can be used or not: nothing is imported."""
+        return sorted({entry.name for entry in entry_points(group=self.name)})
+
     def report(self) -> list[PluginReport]:
         """Import everything in the group and say what is usable, in order of name. Raises nothing."""
         entries = self._entries()

@@ -27,6 +27,7 @@ from .control import Control
 from .counters import Counters
 from .execution import StepExecutor
 from .exports import Exports
+from .insight.cache_view import CacheViews
 from .insight.kv_events import KvEvents
 from .insight.measures import Measures
 from .insight.metrics import EngineMetrics
@@ -69,6 +70,7 @@ class Parts(NamedTuple):
     kv_events: KvEvents
     measures: Measures
     shadows: Shadows
+    views: CacheViews
     observe: Callable[[], Observed]
     """What metrics are made of; in the engine's event loop."""
 
@@ -149,7 +151,8 @@ async def assemble(
     kv_events = KvEvents(cache, manager, most=config.kv_events_buffer, wall=outside.wall)
     info = (version("octavo"), runner.info.name, config.dtype, str(config.block_size))
     observe = _observer(loop, measures, kv_events, shadows, outside, info)
-    return Parts(runner, codec, intake, loop, tiering, control, counters, kv_events, measures, shadows, observe)
+    views = CacheViews(cache, loop.stats, codec, clock=outside.clock, wall=outside.wall)
+    return Parts(runner, codec, intake, loop, tiering, control, counters, kv_events, measures, shadows, views, observe)
 
 
 def _counted(

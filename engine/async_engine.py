@@ -25,8 +25,10 @@ from .control import Evicted
 from .counters import EngineStats
 from .explanation import Explanation
 from .generation import Generation
+from .insight.cache_view import CacheView
 from .insight.metrics import EngineMetrics
 from .insight.shadows import ShadowReport
+from .insight.under_way import RequestView
 from .intake import RequestOptions
 from .kv import Census, Retention
 from .life import CLOSE_TIMEOUT, EngineLife, Load, Loaded
@@ -86,6 +88,7 @@ class AsyncEngine:
         elif load is None or runner is not None:
             raise InvalidRequest("an engine needs a runner or a function that loads one, not both")
         self.config = config or EngineConfig()
+        self._clock = clock
         self._tracing = Tracing(
             tracer_provider, clock=clock, wall=wall, version=version("octavo"), shows_text=self.config.trace_text
         )
@@ -97,7 +100,7 @@ class AsyncEngine:
         self._submission = Submission(self._life, self._tracing, max_waiting=self.config.max_waiting)
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913  # what a host hands in, each by its name
         cls,
         model: str,
         config: EngineConfig | None = None,
@@ -108,14 +111,16 @@ class AsyncEngine:
         registry: CollectorRegistry | None = None,
         meter_provider: MeterProvider | None = None,
         progress: Progress | None = None,
+        chat_template: str | None = None,
     ) -> Self:
         """An engine for ``model``: a directory of safetensors, a hub id, a ``.gguf`` file, or ``smollm2``.
 
         The model is loaded when the engine is entered. ``restore``: a snapshot to start from. ``record``: a file that
         gets what becomes of every block, as for the class itself. ``tracer_provider``: who
         takes the spans, by default the global one; ``registry``, ``meter_provider``: who takes the metrics, as for the
-        class itself. ``progress(what, share)`` is called from the loading thread with ``share`` from 0 to 1. Entering
-        raises ``ModelError`` when it cannot be loaded and ``UnsupportedModel`` when it cannot run on a paged cache.
+        class itself. ``progress(what, share)`` is called from the loading thread with ``share`` from 0 to 1.
+        ``chat_template``: a Jinja template, as text, in place of the model's own. Entering raises ``ModelError`` when
+        it cannot be loaded and ``UnsupportedModel`` when it cannot run on a paged cache.
         """
         settings = config or EngineConfig()
 
@@ -128,6 +133,7 @@ class AsyncEngine:
                 dtype=settings.dtype,
                 attention_backend=settings.attention_backend,
                 progress=progress,
+                chat_template=chat_template,
             )
 
         return cls(
@@ -224,6 +230,15 @@ class AsyncEngine:
             last[output.index] = output
         return [last[index] for index in sorted(last)]
 
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        """The tokens that a prompt of any kind begins with; none for an empty text. :attr:`codec` turns them back.
+
+        :raises InvalidRequest: when it is malformed, or needs a tokenizer that the model came without.
+        :raises ContextExceeded: when it is a text with more than 128 characters for each token of the context.
+        """
+        self._submission.require_open()
+        return await self._life.parts.intake.tokenize(prompt)
+
     def abort(self, request_id: str) -> bool:
         """End a request at the next step edge; its stream closes with ``finish_reason`` ``abort``. False: no such
         one.
@@ -289,6 +304,15 @@ class AsyncEngine:
         """Let a pinned prefix be evicted again; False when its time was over already."""
         self._submission.require_open()
         return await self._life.parts.control.unpin(pin)
+
+    def now(self) -> float:
+        """Seconds on the engine's monotonic clock, on which pins expire."""
+        return self._clock()
+
+    def pins(self) -> tuple[Pin, ...]:
+        """What is pinned now, the oldest first."""
+        self._submission.require_open()
+        return self._loop.pins()
 
     async def evict(self, prefix: Prompt, *, tenant: str | None = None, tiers: bool = True) -> Evicted:
         """Forget ``prefix`` and everything that goes on from it, on the device and in the ``tiers``.
@@ -422,6 +446,11 @@ class AsyncEngine:
         self._submission.require_open()
         return self._loop.stats()
 
+    def requests(self) -> tuple[RequestView, ...]:
+        """What is under way, the oldest first; its numbers, not its text."""
+        self._submission.require_open()
+        return self._loop.requests()
+
     def kv_events(self, *, replay_from: int | None = None) -> Subscription:
         """What is stored now on the device and in the tiers, then everything that enters and leaves them, in order:
         ``async with engine.kv_events() as batches: async for batch in batches: ...``.
@@ -436,6 +465,18 @@ class AsyncEngine:
         if self._submission.require_open() is not asyncio.get_running_loop():
             raise EngineClosed("the engine belongs to another event loop; subscribe in that one")
         return self._life.parts.kv_events.subscribe(replay_from)
+
+    async def cache_view(self, *, max_nodes: int = 200, text: bool = False) -> CacheView:
+        """The cache at this moment, for people: what each block is, the edges of the prefix tree that were used last,
+        the last evictions, and the counters. Cheap enough for once a second, whatever the size of the cache.
+
+        ``max_nodes``: edges to show. ``text``: decode how each of them begins, for operators only: these are prompts,
+        of all tenants.
+
+        :raises InvalidRequest: when ``max_nodes`` is no integer from 0 to 10,000.
+        """
+        self._submission.require_open()
+        return await self._life.parts.views.view(max_nodes=max_nodes, text=text)
 
     def census(self) -> Census:
         """Check the cache's books now and count its blocks. O(pool).

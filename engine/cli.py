@@ -17,16 +17,21 @@ from ..errors import OctavoError
 from ..telemetry.top.command import top
 from .assembly import EVICTION_POLICIES, SCHEDULING_POLICIES
 from .async_engine import AsyncEngine
+from .bench_cli import bench_app
 from .config import EngineConfig
 from .demo import run_demo
 from .mounting import PERSISTENCE_BACKENDS, STORAGE_TIERS
 from .request import Prompt, SamplingParams
+from .serve_cli import serve
+from .server.tools.choosing import TOOL_FORMATS
 from .show import LoadingBar, show_streams
 from .simulate_cli import simulate
 from .snapshot_cli import snapshot_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(snapshot_app, name="snapshot")
+app.add_typer(bench_app, name="bench")
+app.command()(serve)
 app.command()(simulate)
 app.command()(top)
 
@@ -92,7 +97,7 @@ def plugins() -> None:
     """List the installed plug-ins, and what is wrong with the broken ones."""
     console = Console()
     broken = 0
-    for group in (EVICTION_POLICIES, SCHEDULING_POLICIES, STORAGE_TIERS, PERSISTENCE_BACKENDS):
+    for group in (EVICTION_POLICIES, SCHEDULING_POLICIES, STORAGE_TIERS, PERSISTENCE_BACKENDS, TOOL_FORMATS):
         table = Table("name", "distribution", Column("target", overflow="fold"), "state", title=group.name)
         for found in group.report():
             broken += found.error is not None

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ..errors import ModelError, caused, describe
+from ..errors import CannotContinue, ModelError, caused, describe
 from ..telemetry import names
 from ..telemetry.record import Step
 from .counters import Counters
@@ -83,7 +83,8 @@ class Committer:
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever it is
-            self.end(group, FinishReason.ERROR, now, _unusable(error))
+            own = error if isinstance(error, CannotContinue) else _unusable(error)
+            self.end(group, FinishReason.ERROR, now, own)
 
     def end(self, group: SequenceGroup, reason: FinishReason, now: float, error: BaseException | None = None) -> None:
         """End a whole group now: abort it, or fail it with ``error``.
@@ -115,12 +116,12 @@ class Committer:
     def _note_prefill(self, row: PlannedRow, step: Step) -> None:
         sequence = row.sample.sequence
         sequence.track.prefilled(step, row.count)
-        if row.is_last and row.sample.group.params.max_tokens > 0:
+        if row.is_last and row.sample.group.max_tokens > 0:
             sequence.track.enter(names.DECODE)
 
     def _sampled(self, sample: Sample, output: RowOutput, now: float) -> None:
         group = sample.group
-        if group.params.max_tokens == 0:
+        if group.max_tokens == 0:
             sample.end(FinishReason.LENGTH)
         elif not group.is_started and len(output.sampled) > 1:
             self._branch(sample, output, now)

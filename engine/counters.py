@@ -20,6 +20,8 @@ class Counters:
     """Requests by the reason of their end: ``stop``, ``length``, ``abort``, ``error``."""
     steps: int = 0
     failed_rows: int = 0
+    failed_in_a_row: int = 0
+    """Steps since the last one in which any row came out."""
     step_seconds: float = 0.0
     batch_tokens: int = 0
     prefill_tokens: int = 0
@@ -113,5 +115,7 @@ class EngineStats(NamedTuple):
     saved: SaveStats
     pins: int
     """Prefixes that are pinned."""
+    failed_in_a_row: int
+    """Steps since the last one in which the model did any row; more than a few: it is dead."""
     tenant_blocks: dict[str, int]
     """Blocks, cached or held, by tenant with a quota, ``"*"`` for all others; empty without quotas."""

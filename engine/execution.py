@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ..errors import DeviceOutOfMemory, EngineClosed, ModelError, caused, describe
+from ..errors import CannotContinue, DeviceOutOfMemory, EngineClosed, ModelError, caused, describe
 from .model.runner import ModelRunner, Row, RowOutput, StepInput, StepOutput
 from .model_thread import ModelThread
 from .plan import PlannedRow, pack
 
-RowResult: TypeAlias = RowOutput | ModelError
+RowResult: TypeAlias = RowOutput | ModelError | CannotContinue
 
 
 class StepExecutor:
@@ -54,6 +54,8 @@ class StepExecutor:
 
     def _row_result(self, row: Row, result: RowOutput) -> RowResult:
         """The result itself when it can be used: a bad id would spoil the next step, perhaps for all."""
+        if result.refusal is not None:
+            return CannotContinue(result.refusal)
         fault = result.error or self._fault(row, result)
         return result if fault is None else ModelError(fault)
 

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from typing import NamedTuple, TypeGuard, TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio.to_thread
 
-from ..errors import InvalidRequest, NeverFits, OctavoError, describe
+from ..errors import ContextExceeded, InvalidRequest, OctavoError, describe
 from ..policies.scheduling.base import Job
 from ..telemetry.record import NO_TRACE, RequestTrace
 from .beam import BeamSearch
 from .config import EngineConfig
+from .fitting import TOO_LONG, max_tokens
+from .guiding import GuideMaker
 from .kv import Namespace, Retention, Sequence, encode_tokens
 from .model.randomness import derive_seed
 from .model.runner import ModelInfo
 from .model.text import TextCodec
-from .request import ChatMessage, Prompt, SamplingParams, shown
+from .prompts import as_chat, checked_ids, is_longer
+from .request import Prompt, SamplingParams, shown
 from .sequence import EndTokens, Sample, SequenceGroup
 
 T = TypeVar("T")
 LONG_TEXT = 2000
 """Characters from which a text is tokenised in a worker thread, so that the event loop stays free."""
+MAX_TOKEN_LENGTH = 128
+"""Characters; no usual vocabulary has longer tokens. Of more than that for each token of the context nothing can come,
+and to find out with a tokenizer takes seconds per megabyte."""
 MAX_PRIORITY = 2**31
 MAX_ID_LENGTH = 256
 
@@ -67,6 +73,7 @@ class Intake:
         self._config = config
         self._clock = clock
         self._new_id = new_id
+        self._guides = GuideMaker(codec, info)
         self._orders = 0
 
     def namespace(self, tenant: str | None) -> Namespace:
@@ -89,14 +96,15 @@ class Intake:
         namespace = self.namespace(options.tenant)
         self._check_params(params)
         ids = await self.token_ids(prompt)
-        self._check_size(len(ids), params)
+        wanted = params.output_format
+        guide = None if wanted is None else await self._guides.make(wanted, options.tenant)
         group = self._group(params, tuple(ids), namespace, options, arrival, trace)
         sequence = self.sequence(group, ids)
-        group.samples.append(Sample(group, 0, sequence, next(group.sample_seeds()), group.new_text()))
-        if params.beam_width > 1 and params.max_tokens > 0:
+        group.samples.append(Sample(group, 0, sequence, next(group.sample_seeds()), group.new_text(), guide))
+        if params.beam_width > 1 and group.max_tokens > 0:
             group.beam = BeamSearch(
                 width=params.beam_width,
-                max_tokens=params.max_tokens,
+                max_tokens=group.max_tokens,
                 eos_token_ids=group.ends.ids,
                 length_penalty=params.length_penalty,
                 early_stopping=params.early_stopping,
@@ -121,9 +129,10 @@ class Intake:
         self._check_params(params)
         if params.samples > 1 or params.prompt_logprobs is not None or source.beam is not None:
             raise InvalidRequest("a fork continues one plain sample: without n, beams and prompt_logprobs")
+        if params.output_format != source.params.output_format:
+            raise InvalidRequest("a fork keeps the output_format of its source: the text so far is in that")
         if params.logprobs is not None and source.params.logprobs is None:
             raise InvalidRequest("logprobs of the tokens so far are unknown: the source did not ask for them")
-        self._check_size(len(source.prompt_ids), params)
         return self._group(params, source.prompt_ids, source.namespace, options, self._clock(), trace)
 
     def sequence(self, group: SequenceGroup, ids: SequenceOf[int]) -> Sequence:
@@ -146,16 +155,22 @@ class Intake:
         arrival: float,
         trace: RequestTrace,
     ) -> SequenceGroup:
+        most = max_tokens(len(prompt_ids), params, self._info.max_context, self._config)
         self._orders += 1
         special_stops = self._special_stops(params)
-        eos = frozenset[int]() if params.ignore_eos else self._info.eos_token_ids
+        own, none = self._info.eos_token_ids, frozenset[int]()
+        eos = none if params.ignore_eos else own
         return SequenceGroup(
             options.request_id or uuid.uuid4().hex,
             params,
-            job=Job(self._orders, arrival, options.priority, namespace.salt, len(prompt_ids), params.max_tokens),
+            job=Job(self._orders, arrival, options.priority, namespace.salt, len(prompt_ids), most),
             namespace=namespace,
             prompt_ids=prompt_ids,
-            ends=EndTokens(eos.union(params.stop_token_ids, special_stops), special_stops),
+            ends=EndTokens(
+                eos.union(params.stop_token_ids, special_stops),
+                special_stops,
+                of_format=none if params.output_format is None else own,
+            ),
             seed=params.seed if params.seed is not None else derive_seed(self._config.seed, self._orders),
             codec=self._codec,
             retention=tuple(options.retention),
@@ -167,23 +182,43 @@ class Intake:
 
         :raises InvalidRequest: when it is malformed, empty, or out of the vocabulary.
         """
-        if isinstance(prompt, str):
-            ids = await self._encode(self._require_codec("a text prompt").encode, prompt, len(prompt))
-        elif is_chat(prompt):
-            size = sum(len(str(message.get("content", ""))) for message in prompt)
-            ids = await self._encode(self._require_codec("a chat prompt").encode_chat, prompt, size)
-        else:
-            ids = _checked_ids(prompt)
+        ids = await self.tokenize(prompt)
         if not ids:
             raise InvalidRequest("the prompt is empty; at least one token is needed")
         if not 0 <= min(ids) <= max(ids) < self._info.vocab_size:
             raise InvalidRequest(f"prompt token ids must be from 0 to {self._info.vocab_size - 1}")
         return ids
 
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt of any kind; there may be none. Ids are returned as they are.
+
+        :raises InvalidRequest: when it is malformed.
+        :raises ContextExceeded: when it is a text that cannot possibly fit.
+        """
+        most = MAX_TOKEN_LENGTH * self._info.max_context
+        if isinstance(prompt, str):
+            encode = self._require_codec("a text prompt").encode
+            self._check_size(len(prompt) > most)
+            return await self._encode(encode, prompt, len(prompt) > LONG_TEXT)
+        chat = as_chat(prompt)
+        if chat is None:
+            return checked_ids(prompt)
+        encode_chat = self._require_codec("a chat prompt").encode_chat
+        self._check_size(is_longer(chat, most))
+        return await self._encode(encode_chat, chat, is_longer(chat, LONG_TEXT))
+
+    def _check_size(self, is_too_long: bool) -> None:
+        context = self._info.max_context
+        if is_too_long:
+            raise ContextExceeded(
+                f"{TOO_LONG}: more than {MAX_TOKEN_LENGTH * context} characters cannot fit into the model's context of "
+                f"{context} tokens"
+            )
+
     @staticmethod
-    async def _encode(encode: Callable[[T], list[int]], prompt: T, size: int) -> list[int]:
+    async def _encode(encode: Callable[[T], list[int]], prompt: T, is_long: bool) -> list[int]:
         try:
-            return await anyio.to_thread.run_sync(encode, prompt) if size > LONG_TEXT else encode(prompt)
+            return await anyio.to_thread.run_sync(encode, prompt) if is_long else encode(prompt)
         except OctavoError:
             raise
         except Exception as error:
@@ -205,53 +240,9 @@ class Intake:
             if params.beam_width > 1 and len(self._special_stops(params)) < len(params.stop):
                 raise InvalidRequest("stop strings are not supported with beam search; use stop_token_ids")
 
-    def _check_size(self, prompt_tokens: int, params: SamplingParams) -> None:
-        """Refuse what could not run even alone."""
-        if prompt_tokens + params.max_tokens > self._info.max_context:
-            raise InvalidRequest(
-                f"{prompt_tokens} prompt tokens and max_tokens {params.max_tokens} exceed the model's context of "
-                f"{self._info.max_context} tokens"
-            )
-        config = self._config
-        most = min(config.max_running, config.max_batch_tokens if params.beam_width > 1 else config.max_running)
-        if params.samples > most:
-            raise NeverFits(
-                f"{params.samples} sequences are asked for and this engine runs at most {most} side by side"
-            )
-        computed = prompt_tokens + max(params.max_tokens - 1, 0)  # the last token's K and V are never needed
-        # beams run together or not at all; preempted ones come back to a shared prompt only if there is a prefix cache
-        sharing = params.samples > 1 and (config.enable_prefix_caching or params.beam_width == 1)
-        shared = prompt_tokens // config.block_size if sharing else 0
-        needed = shared + params.samples * (-(-computed // config.block_size) - shared)
-        if needed > config.num_blocks:
-            raise NeverFits(
-                f"the request may need {needed} blocks of {config.block_size} tokens and the pool has "
-                f"{config.num_blocks}; lower max_tokens or raise num_blocks"
-            )
-
     def _special_stops(self, params: SamplingParams) -> dict[int, str]:
         """Stop strings that are one special token: their text never shows, so they are found by id."""
         if self._codec is None:
             return {}
         by_id = {self._codec.special_token_id(stop): stop for stop in params.stop}
         return {token: stop for token, stop in by_id.items() if token is not None}
-
-
-def is_chat(prompt: Prompt) -> TypeGuard[SequenceOf[ChatMessage]]:
-    """Whether ``prompt`` is chat messages."""
-    return (
-        not isinstance(prompt, str)
-        and isinstance(prompt, SequenceOf)
-        and len(prompt) > 0
-        and all(isinstance(item, Mapping) for item in prompt)
-    )
-
-
-def _checked_ids(prompt: SequenceOf[int] | SequenceOf[ChatMessage]) -> list[int]:
-    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, SequenceOf):
-        raise InvalidRequest(f"the prompt must be text, token ids or chat messages, not {type(prompt).__name__}")
-    kinds = set(map(type, prompt))
-    if not kinds <= {int}:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds - {int}))
-        raise InvalidRequest(f"prompt token ids must all be integers; found {names}")
-    return [token for token in prompt if isinstance(token, int)]

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 import anyio
 
 from ..errors import (
+    CannotContinue,
     CensusFailed,
     DeviceOutOfMemory,
     EngineClosed,
@@ -34,9 +35,10 @@ from .config import EngineConfig
 from .counters import Counters, EngineStats, SaveStats
 from .execution import RowResult, StepExecutor
 from .insight.measures import Measures
+from .insight.under_way import RequestView, request_views
 from .kv import CacheManager, Sequence
 from .model.runner import RowOutput
-from .pins import Pins
+from .pins import Pin, Pins
 from .plan import PlannedRow
 from .request import FinishReason
 from .scheduler import Scheduler
@@ -155,6 +157,14 @@ class StepLoop:
         self._stopping = True
         self._news.set()
 
+    def requests(self) -> tuple[RequestView, ...]:
+        """What is under way."""
+        return request_views(self.groups.values(), self._clock())
+
+    def pins(self) -> tuple[Pin, ...]:
+        """What is pinned, as of the last step edge."""
+        return self._pins.held()
+
     async def wait_idle(self) -> None:
         """Until no request is left."""
         while self.groups:
@@ -190,6 +200,7 @@ class StepLoop:
             restore=self._tiering.restored(),
             saved=self._saved(),
             pins=len(self._pins),
+            failed_in_a_row=counters.failed_in_a_row,
             tenant_blocks={} if self.cache.quotas is None else dict(self.cache.quotas.used),
         )
 
@@ -239,7 +250,7 @@ class StepLoop:
         finally:
             self._step_began = None
         self._at_fault = {
-            row.sample for row, result in zip(plan.rows, results, strict=True) if isinstance(result, ModelError)
+            row.sample for row, result in zip(plan.rows, results, strict=True) if not isinstance(result, RowOutput)
         }
         traces = self._traces_in(plan.rows) if self._tracing.live else ()  # before some of them are aborted
         self._run_inbox()
@@ -255,7 +266,9 @@ class StepLoop:
         self._counters.step_seconds += seconds
         self._tracing.step_number = self._counters.steps
         good = [(row, result) for row, result in zip(rows, results, strict=True) if isinstance(result, RowOutput)]
-        bad = [(row, result) for row, result in zip(rows, results, strict=True) if isinstance(result, ModelError)]
+        bad = [(row, result) for row, result in zip(rows, results, strict=True) if not isinstance(result, RowOutput)]
+        is_dead = all(isinstance(result, ModelError) for result in results)
+        self._counters.failed_in_a_row = self._counters.failed_in_a_row + 1 if is_dead else 0
         computed = sum(row.count for row, _ in good)
         step = self._note_step(rows, computed, began, now, traces) if traces else None
         for row, error in bad:
@@ -294,17 +307,18 @@ class StepLoop:
         }
         return self._tracing.step(began, ended, shown, traces)
 
-    def _row_failed(self, row: PlannedRow, error: ModelError) -> None:
+    def _row_failed(self, row: PlannedRow, error: ModelError | CannotContinue) -> None:
         """A row too large for memory is tried again in smaller pieces; any other fault ends its request."""
-        sample = row.sample
-        self._counters.failed_rows += 1
+        sample, is_of_model = row.sample, isinstance(error, ModelError)
+        self._counters.failed_rows += is_of_model
         if isinstance(error, DeviceOutOfMemory) and row.count > 1 and sample.phase is Phase.RUNNING:
             sample.copies, row.copies = row.copies, ()  # perhaps not made: they go with the next try
             return
         self.cache.copied(row.take_copies())
         self._end(sample.group, FinishReason.ERROR, error)
-        logger = bound_to(self._logger, sample.group.request_id, sample.group.trace)
-        self._limited.log(logger.error, "a request failed in the model", **fault_fields(error))
+        if is_of_model:
+            logger = bound_to(self._logger, sample.group.request_id, sample.group.trace)
+            self._limited.log(logger.error, "a request failed in the model", **fault_fields(error))
 
     def _narrow(self, tokens: int) -> None:
         """A step of ``tokens`` tokens ran out of memory: for a while make smaller ones."""
@@ -354,7 +368,7 @@ class StepLoop:
     def _start(self, group: SequenceGroup) -> None:
         if group.ended_by is not None:
             return
-        if group.params.max_tokens == 0 and not group.wants_prompt_scores:
+        if group.max_tokens == 0 and not group.wants_prompt_scores:
             group.samples[0].end(FinishReason.LENGTH)
             group.samples[0].phase = Phase.DONE
             self._end(group, FinishReason.LENGTH)
@@ -379,7 +393,7 @@ class StepLoop:
         group.samples.append(sample)
         source.trace.event(names.FORK, {names.REQUEST_ID: group.request_id})
         track = sample.sequence.track = group.trace.track(0)
-        if parent.finish_reason is FinishReason.STOP or len(parent.token_ids) >= group.params.max_tokens:
+        if parent.finish_reason is FinishReason.STOP or len(parent.token_ids) >= group.max_tokens:
             self._end_fork(sample, parent)
         elif self._can_share(parent):
             sample.sequence = self.cache.fork(parent.sequence, self._new_id(), group.job.order)

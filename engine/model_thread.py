@@ -16,6 +16,8 @@ from ..errors import EngineClosed, ModelError, caused, describe
 P = ParamSpec("P")
 T = TypeVar("T")
 Job = Callable[[], None]
+MODEL_THREAD = "octavo-model"
+"""Its name."""
 CLOSE_POLL = 0.002
 """Seconds between two looks whether the thread has ended."""
 
@@ -27,7 +29,7 @@ class ModelThread:
     returns must not keep the process from ending.
     """
 
-    def __init__(self, name: str = "octavo-model") -> None:
+    def __init__(self, name: str = MODEL_THREAD) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)

@@ -33,6 +33,10 @@ class Pins:
     def __len__(self) -> int:
         return len(self._leases)
 
+    def held(self) -> tuple[Pin, ...]:
+        """All of them, the oldest first."""
+        return tuple(pin for pin, _ in self._leases.values())
+
     def add(self, lease: Lease, expires: float | None) -> Pin:
         """Take over a lease of the cache."""
         pin = Pin(self._new_id(), lease.tokens, expires, lease.namespace.salt)

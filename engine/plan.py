@@ -116,7 +116,7 @@ def _row(row: PlannedRow, start: int, begin: int, end: int) -> Row:
         length=row.count,
         context=end,
         blocks=sample.sequence.table.covering(end),
-        sampling=_sampling(sample) if row.is_last and group.params.max_tokens > 0 else None,
+        sampling=_sampling(sample) if row.is_last and group.max_tokens > 0 else None,
         prompt_targets=targets,
         prompt_top=group.params.prompt_logprobs or 0,
     )
@@ -130,9 +130,17 @@ def _sampling(sample: Sample) -> RowSampling:
         seeds=() if is_beam else tuple(_seeds(sample)),
         history=np.array(sample.sequence.tokens, dtype=np.int32),
         prompt_length=len(group.prompt_ids),
-        banned=group.ends.ids if len(sample.token_ids) < group.params.min_tokens else NOTHING_BANNED,
+        banned=_banned(sample),
         beam_candidates=group.beam.candidates_per_beam if group.beam is not None else 0,
+        guide=sample.guide,
     )
+
+
+def _banned(sample: Sample) -> frozenset[int]:
+    """End tokens that must not come yet; where they are to be ignored, those of an output format never should."""
+    ends, params = sample.group.ends, sample.group.params
+    early = ends.ids if len(sample.token_ids) < params.min_tokens else NOTHING_BANNED
+    return early | ends.of_format if params.ignore_eos else early
 
 
 def _seeds(sample: Sample) -> Iterator[int]:

@@ -8,10 +8,31 @@ from enum import StrEnum
 from typing import Literal, NamedTuple, TypeAlias
 
 from ..errors import InvalidRequest
+from .output_format import OutputFormat
 
-ChatMessage: TypeAlias = Mapping[str, str]
-Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
-"""Text, token ids, or chat messages with ``role`` and ``content``."""
+ChatMessage: TypeAlias = Mapping[str, object]
+"""``role`` and ``content`` (text, or a list of ``{"type": "text", "text": ...}``), and what else the model's chat
+template knows: ``name``, ``tool_calls``, ``tool_call_id``, ``reasoning_content``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation with what the model's chat template needs beside its messages."""
+
+    messages: Sequence[ChatMessage]
+    tools: Sequence[Mapping[str, object]] = ()
+    """Functions that the model may call, as the OpenAI API has them: ``{"type": "function", "function": {...}}``."""
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    """More variables for the template, such as ``enable_thinking``."""
+    continues_last: bool = False
+    """The last message is the assistant's, and goes on; otherwise a new turn of the assistant begins."""
+    opens_turn: bool = True
+    """The assistant's turn begins after the messages, unless the last one goes on. ``False``: the messages alone, as
+    for counting their tokens (``add_generation_prompt`` of chat templates)."""
+
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage] | Chat
+"""Text, token ids, or chat messages."""
 
 MAX_SAMPLES = 1024
 MAX_LOGPROBS = 1024
@@ -39,8 +60,9 @@ class SamplingParams:
     :raises InvalidRequest: when a value has the wrong type or is out of range; the message names the parameter.
     """
 
-    max_tokens: int = 256
-    """Most tokens to generate, 0 for none (then only ``prompt_logprobs`` has a use)."""
+    max_tokens: int | None = 256
+    """Most tokens to generate, 0 for none (then only ``prompt_logprobs`` has a use). ``None``: as many as the model's
+    context and the engine's pool can take."""
     min_tokens: int = 0
     """No end of sequence and no stop is honoured before this many tokens."""
     temperature: float = 1.0
@@ -77,6 +99,9 @@ class SamplingParams:
     """Alternatives to report with each token; 0 reports the chosen token alone."""
     prompt_logprobs: int | None = None
     """The same for prompt tokens. Such a request computes its whole prompt, whatever is cached."""
+    output_format: OutputFormat | None = None
+    """What the text has to look like. It ends with ``stop`` as soon as nothing can follow, whatever ``min_tokens`` and
+    ``ignore_eos`` say; ``max_tokens`` and stop strings may cut it before."""
 
     def __post_init__(self) -> None:
         for check in (_check_numbers, _check_token_ids, _check_stops, _check_samples):
@@ -165,9 +190,10 @@ class RequestOutput:
 
 
 def _check_numbers(p: SamplingParams) -> None:
-    _integer("max_tokens", p.max_tokens, 0, MAX_TOKENS)
+    if p.max_tokens is not None:
+        _integer("max_tokens", p.max_tokens, 0, MAX_TOKENS)
     _integer("min_tokens", p.min_tokens, 0, MAX_TOKENS)
-    if p.min_tokens > p.max_tokens:
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise InvalidRequest(f"min_tokens ({p.min_tokens}) must not exceed max_tokens ({p.max_tokens})")
     _integer("top_k", p.top_k, 0, 2**31 - 1)
     _number("temperature", p.temperature, 0.0, 100.0)
@@ -182,6 +208,8 @@ def _check_numbers(p: SamplingParams) -> None:
             _integer(name, getattr(p, name), 0, MAX_LOGPROBS)
     if p.seed is not None:
         _integer("seed", p.seed, -(2**63), 2**64 - 1)
+    if not isinstance(p.output_format, OutputFormat | None):
+        raise InvalidRequest(f"output_format must be an OutputFormat, not {shown(p.output_format)}")
     for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
         if not isinstance(getattr(p, name), bool):
             raise InvalidRequest(f"{name} must be true or false, not {getattr(p, name)!r}")
@@ -224,6 +252,8 @@ def _check_samples(p: SamplingParams) -> None:
         raise InvalidRequest(f"n ({p.n}) must not exceed beam_width ({p.beam_width})")
     if p.beam_width > 1 and p.best_of is not None:
         raise InvalidRequest("best_of and beam_width exclude each other")
+    if p.beam_width > 1 and p.output_format is not None:
+        raise InvalidRequest("output_format is not supported with beam search; set beam_width to 1")
     if p.beam_width > 1 and p.logprobs is not None:
         raise InvalidRequest("logprobs are not reported for beam search; leave it out or set beam_width to 1")
 

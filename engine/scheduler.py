@@ -335,7 +335,7 @@ class Scheduler:
 
     def _growth(self, sample: Sample) -> int:
         """Blocks that an admitted sample may still come to need, at most."""
-        most = self._cache.blocks_for(len(sample.group.prompt_ids) + sample.group.params.max_tokens)
+        most = self._cache.blocks_for(len(sample.group.prompt_ids) + sample.group.max_tokens)
         return max(most - len(sample.sequence.table), 0)
 
     def _may_be_passed(self, sample: Sample) -> bool:

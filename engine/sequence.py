@@ -12,6 +12,7 @@ from ..telemetry.record import NO_TRACE, RequestTrace
 from .beam import BeamHypothesis, BeamSearch
 from .kv import Namespace, Retention, Sequence
 from .kv.cache_manager import Copies
+from .model.guides import Guide
 from .model.randomness import derive_seed
 from .model.runner import PromptScore, SampledToken
 from .model.text import TextCodec
@@ -35,6 +36,10 @@ class EndTokens(NamedTuple):
     ids: frozenset[int]
     special_stops: dict[int, str]
     """Those of them that were given as a stop string which is one special token."""
+    of_format: frozenset[int] = frozenset()
+    """The model's own where an output format says when they may come: they end a sample at any length, and if they are
+    to be ignored, too.
+    """
 
 
 class Sample:
@@ -50,6 +55,7 @@ class Sample:
         "finish_reason",
         "following_since",
         "group",
+        "guide",
         "index",
         "last_step",
         "logprobs",
@@ -62,7 +68,13 @@ class Sample:
     )
 
     def __init__(
-        self, group: SequenceGroup, index: int, sequence: Sequence, seed: int, text: OutputText | None
+        self,
+        group: SequenceGroup,
+        index: int,
+        sequence: Sequence,
+        seed: int,
+        text: OutputText | None,
+        guide: Guide | None = None,
     ) -> None:
         self.group = group
         self.index = index
@@ -75,6 +87,8 @@ class Sample:
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
+        self.guide = guide
+        """Where it stands in the output format, if it has one."""
         self.copies: Copies = ()
         """Block copies that must precede its next row; their sources are pinned."""
         self.following_since: float | None = None
@@ -97,19 +111,31 @@ class Sample:
         return self.sequence.uncomputed < 1 or (self.is_decoding and bool(self.token_ids))
 
     def accept(self, sampled: SampledToken) -> None:
-        """Take the next token and decide whether it is the last."""
+        """Take the next token and decide whether it is the last.
+
+        :raises ModelError: when the output format does not allow it. :raises CannotContinue: when that cannot be
+            followed any further.
+        """
         params = self.group.params
         self.token_ids.append(sampled.token_id)
         self.cumulative_logprob += sampled.logprob
         if self.logprobs is not None:
             self.logprobs.append(as_logprob(sampled))
+        if self.guide is not None:
+            self.guide.accept(sampled.token_id)
         may_stop = len(self.token_ids) > params.min_tokens
-        if may_stop and sampled.token_id in self.group.ends.ids:
+        if self._ends_with(sampled.token_id, may_stop=may_stop):
             self._end_by_token(sampled.token_id)
         elif self.text is not None and (stop := self.text.push(sampled.token_id, may_stop=may_stop)) is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, stop
-        elif len(self.token_ids) >= params.max_tokens:
+        elif self.guide is not None and self.guide.is_done:
+            self.end(FinishReason.STOP)
+        elif len(self.token_ids) >= self.group.max_tokens:
             self.end(FinishReason.LENGTH)
+
+    def _ends_with(self, token: int, *, may_stop: bool) -> bool:
+        ends = self.group.ends
+        return (may_stop and token in ends.ids) or token in ends.of_format
 
     def end(self, reason: FinishReason) -> None:
         """Stop here, and show the text that was held back."""
@@ -138,7 +164,8 @@ class Sample:
         # what was held back has been shown where this sample has ended already (aborted at the same step edge)
         same_text = self.finish_reason is None and group.params.shows_text_as(self.group.params)
         text = self.text.copy() if same_text and self.text is not None else group.new_text()
-        twin = Sample(group, index, sequence, seed, text)
+        guide = None if self.guide is None else self.guide.copy()
+        twin = Sample(group, index, sequence, seed, text, guide)
         twin.token_ids = list(self.token_ids)
         if not same_text:
             twin.write(self.token_ids)
@@ -211,6 +238,11 @@ class SequenceGroup:
         self.stream = OutputStream(self)
 
     @property
+    def max_tokens(self) -> int:
+        """Most tokens that a sample of it may get, where ``params`` leave it open, too."""
+        return self.job.max_tokens
+
+    @property
     def is_started(self) -> bool:
         """Whether its prompt is computed, so that all of its samples exist."""
         return self.metrics.first_token is not None
@@ -246,7 +278,7 @@ class SequenceGroup:
         params = self.params
         if not self.samples:
             return []
-        if params.max_tokens == 0 and self.samples[0].finish_reason is FinishReason.LENGTH:
+        if self.max_tokens == 0 and self.samples[0].finish_reason is FinishReason.LENGTH:
             return [self._empty(index) for index in range(params.n)]
         if params.samples == params.n and self.beam is None:
             return None

@@ -49,9 +49,9 @@ class OutputStream:
         while True:
             if self._news.is_set():
                 self._news = anyio.Event()
-            for sample in self._visible():
-                if self._is_new(sample):
-                    return self._take(sample)
+            if news := [sample for sample in self._visible() if self._is_new(sample)]:
+                # of a consumer that is slower than the steps, the first sample would have all the attention
+                return self._take(min(news, key=lambda sample: self._seen_tokens.get(sample.index, 0)))
             if self._closed:
                 if self._group.error is not None:
                     raise self._group.error

@@ -13,6 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -32,7 +33,7 @@ from .model.runner import (
     UInt8Array,
 )
 from .model.sampler import Sampler
-from .request import ChatMessage
+from .request import Chat, ChatMessage
 
 UNWRITTEN = np.uint64(0)
 MULTIPLIER = 6364136223846793005  # Knuth's MMIX generator
@@ -151,7 +152,7 @@ class FakeRunner:
             if row.prompt_targets is not None and len(row.prompt_targets):
                 scores = self._prompt_logits(row, len(row.prompt_targets))
                 prompt_scores = self._sampler.prompt_scores(scores, row.prompt_targets, row.prompt_top)
-                output = RowOutput(output.sampled, output.beam, prompt_scores, output.error)
+                output = replace(output, prompt_scores=prompt_scores)
             outputs.append(output)
         return outputs
 
@@ -181,12 +182,17 @@ def _root(parts: Mapping[str, str]) -> int:
 class FakeCodec:
     """A tokenizer of 64 ids or more: id i is the character chr(48 + i), "0" to "o" for the first 64.
 
-    ``special``: ids whose text is a marker like ``<7>``, left out of the text by default.
+    ``special``: ids whose text is a marker like ``<7>``, left out of the text by default. A conversation is the
+    contents of its messages one after the other, whatever the roles, with a token for each tool before them and for
+    each tool call after its message; ``has_chat_template=False``: it takes none.
     """
 
-    def __init__(self, vocab_size: int = 64, special: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, vocab_size: int = 64, special: frozenset[int] = frozenset(), *, has_chat_template: bool = True
+    ) -> None:
         self._vocab_size = vocab_size
         self._special = special
+        self._has_chat_template = has_chat_template
 
     def encode(self, text: str) -> list[int]:
         ids = [ord(character) - 48 for character in text]
@@ -194,16 +200,40 @@ class FakeCodec:
             raise InvalidRequest("the text has a character that the fake tokenizer does not know")
         return ids
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        if not all(isinstance(message.get("content"), str) for message in messages):
-            raise InvalidRequest("every message needs a content, a string")
-        return [token for message in messages for token in self.encode(message["content"])]
+    def encode_chat(self, chat: Chat) -> list[int]:
+        if not self._has_chat_template:
+            raise InvalidRequest("this model has no chat template; send a text prompt")
+        ids = [self._stand_in(tool) for tool in chat.tools]
+        for message in chat.messages:
+            ids += [token for text in self._texts(message) for token in self.encode(text)]
+            calls = message.get("tool_calls")
+            ids += [self._stand_in(call) for call in (calls if isinstance(calls, list | tuple) else ())]
+        return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(self._piece(token, skip_special_tokens) for token in ids)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._piece(token_id, False).encode() if token_id >= 0 else b""
+
     def special_token_id(self, text: str) -> int | None:
         return next((token for token in self._special if text == f"<{token}>"), None)
+
+    @staticmethod
+    def _texts(message: ChatMessage) -> list[str]:
+        content = message.get("content")
+        if content is None and message.get("role") == "assistant":
+            return []
+        parts = [{"text": content}] if isinstance(content, str) else content
+        texts = [part.get("text") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise InvalidRequest("every message needs a content, a string or a list of text parts")
+        return [text for text in texts if isinstance(text, str)]
+
+    def _stand_in(self, value: object) -> int:
+        """One token for a whole object: another one for another object, mostly."""
+        digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).digest()
+        return int.from_bytes(digest[:SLOT_BYTES]) % self._vocab_size
 
     def _piece(self, token: int, skip: bool) -> str:
         if token in self._special:

@@ -106,7 +106,14 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
         written = archive.read(entries).decode()
     info = entries.rpartition("/")[0]
     folders = {name.rpartition("/")[0] for name in names if not name.startswith(info)}
-    assert folders == {package.replace(".", "/") for package in PROJECT["tool"]["setuptools"]["packages"]}
+    settings = PROJECT["tool"]["setuptools"]
+    packages = {package.replace(".", "/") for package in settings["packages"]}
+    assert folders == packages | {"octavo/engine/server/ui"}
+    for package, patterns in settings["package-data"].items():
+        folder = ROOT.joinpath(*package.split(".")[1:])
+        data = {path.relative_to(folder).as_posix() for pattern in patterns for path in folder.glob(pattern)}
+        assert data
+        assert {f"{package.replace('.', '/')}/{path}" for path in data} <= set(names)
     assert "octavo/py.typed" in names
     assert f"{info}/licenses/LICENSE" in names
     for group, offers in PROJECT["project"]["entry-points"].items():

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ...telemetry import names
 from ...telemetry.record import Attributes, Value
-from ..intake import is_chat
+from ..prompts import as_chat
 from ..request import FinishReason, Prompt, SamplingParams
 from ..sequence import Sample, SequenceGroup
+from .message_text import input_messages, text_message
 
 
 def operation_of(prompt: Prompt) -> str:
     """What the convention calls a request like this."""
-    return names.OPERATION_CHAT if is_chat(prompt) else names.OPERATION_COMPLETION
+    return names.OPERATION_COMPLETION if as_chat(prompt) is None else names.OPERATION_CHAT
 
 
 def asked(group: SequenceGroup, *, streams: bool) -> Attributes:
@@ -40,7 +41,6 @@ def encodable(text: str) -> str:
 
 def _params(params: SamplingParams) -> dict[str, Value]:
     shown: dict[str, Value] = {
-        names.REQUEST_MAX_TOKENS: params.max_tokens,
         names.REQUEST_TEMPERATURE: params.temperature,
         names.REQUEST_TOP_P: params.top_p,
         names.REQUEST_TOP_K: params.top_k,
@@ -48,6 +48,8 @@ def _params(params: SamplingParams) -> dict[str, Value]:
         names.REQUEST_PRESENCE_PENALTY: params.presence_penalty,
         names.REQUEST_CHOICE_COUNT: params.n,
     }
+    if params.max_tokens is not None:
+        shown[names.REQUEST_MAX_TOKENS] = params.max_tokens
     if params.seed is not None:
         shown[names.REQUEST_SEED] = (
             params.seed if params.seed < 2**63 else params.seed - 2**64
@@ -83,13 +85,7 @@ def finish_trace(group: SequenceGroup, results: Sequence[Sample] | None) -> None
 
 def input_text(prompt: Prompt, params: SamplingParams) -> Attributes:
     """The prompt itself and the stop strings, for hosts that ask for them, in the form of the convention."""
-    if isinstance(prompt, str):
-        messages = [_message("user", prompt)]
-    elif is_chat(prompt):
-        messages = [_message(str(each.get("role", "")), str(each.get("content", ""))) for each in prompt]
-    else:
-        messages = [{"role": "user", "parts": [{"type": "token_ids", "content": list(prompt)}]}]
-    shown: dict[str, Value] = {names.INPUT_MESSAGES: json.dumps(messages)}
+    shown: dict[str, Value] = {names.INPUT_MESSAGES: json.dumps(input_messages(prompt), default=str)}
     if params.stop:
         shown[names.REQUEST_STOP_SEQUENCES] = tuple(params.stop)
     return shown
@@ -98,12 +94,8 @@ def input_text(prompt: Prompt, params: SamplingParams) -> Attributes:
 def output_text(samples: Sequence[Sample]) -> Attributes:
     """The text that came out, for hosts that ask for it."""
     messages = [
-        {**_message("assistant", sample.text.text if sample.text is not None else ""), "finish_reason": str(reason)}
+        {**text_message("assistant", sample.text.text if sample.text is not None else ""), "finish_reason": str(reason)}
         for sample in samples
         if (reason := sample.finish_reason) is not None
     ]
     return {names.OUTPUT_MESSAGES: json.dumps(messages)}
-
-
-def _message(role: str, text: str) -> Mapping[str, object]:
-    return {"role": role, "parts": [{"type": "text", "content": text}]}

@@ -6,6 +6,9 @@ from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from ...errors import CacheMisuse, OutOfBlocks
 from .free_runs import FreeRuns
 
@@ -50,7 +53,7 @@ class BlockPool:
     @property
     def in_transfer(self) -> int:
         """Blocks that only a pin keeps from being free."""
-        return sum(1 for block in self._pins if not self._references[block])
+        return len(self.in_transfer_ids())
 
     def block(self, block_id: int) -> Block:
         """The state of one block.
@@ -64,6 +67,14 @@ class BlockPool:
     def references(self, block_id: int) -> int:
         """How many holders a block has."""
         return self._references[block_id]
+
+    def all_references(self) -> npt.NDArray[np.int32]:
+        """The same of all blocks, by id (a copy)."""
+        return np.array(self._references, dtype=np.int32)
+
+    def in_transfer_ids(self) -> list[int]:
+        """The blocks that only a pin keeps from being free."""
+        return [block for block in self._pins if not self._references[block]]
 
     def allocate(self, count: int, after: int = -1) -> BlockIds[int]:
         """``count`` fresh blocks with one reference each, in as few runs as there are; next to ``after`` if free.

@@ -68,11 +68,18 @@ class _Contents(NamedTuple):
 
 
 def load_checkpoint(
-    directory: Path, *, dtype: torch.dtype, device: torch.device, report: Callable[[str, float], None]
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    report: Callable[[str, float], None],
+    chat_template: str | None = None,
 ) -> Checkpoint:
     """Load everything and move it to ``device``.
 
     :param report: called with a phase and its done share.
+    :param chat_template: used in place of the model's own. It is no part of the fingerprint: it decides on tokens, not
+        on what is computed of them.
     :raises ModelError: for a directory that is incomplete, malformed or not safe to read; the message names the fault.
     """
     report("load", 0.0)
@@ -86,12 +93,20 @@ def load_checkpoint(
     digest, identity = fingerprint(model, tokenizer, lambda share: report("fingerprint", share))
     return Checkpoint(
         model=_moved(model, device),
-        codec=None if tokenizer is None else HuggingFaceCodec(tokenizer),
+        codec=_codec(tokenizer, chat_template),
         fingerprint=digest,
         identity=identity,
         eos_token_ids=_eos_token_ids(model, tokenizer),
         vocab_limit=_vocab_limit(config, tokenizer),
     )
+
+
+def _codec(tokenizer: PreTrainedTokenizerBase | None, chat_template: str | None) -> TextCodec | None:
+    if tokenizer is not None:
+        return HuggingFaceCodec(tokenizer, chat_template)
+    if chat_template is not None:
+        raise ModelError("a chat template needs a tokenizer, which this model came without; leave it out")
+    return None
 
 
 def check_weight_files(directory: Path) -> _Contents:

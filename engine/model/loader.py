@@ -41,6 +41,7 @@ def load(
     attention_backend: str = "torch",
     progress: Progress | None = None,
     cache_dir: Path | None = None,
+    chat_template: str | None = None,
 ) -> LoadedModel:
     """Load a model.
 
@@ -48,6 +49,7 @@ def load(
     :param device: as torch names it, for example ``cpu`` or ``cuda:0``.
     :param dtype: ``float32``, ``bfloat16`` or ``float16``.
     :param cache_dir: where converted GGUF files are kept; ``None``: :func:`default_cache_dir`.
+    :param chat_template: a Jinja template, as text, in place of the model's own.
     :raises UnsupportedModel: when the model cannot run on a paged cache.
     :raises ModelError: for everything else that keeps it from being loaded; the message says what to do.
     """
@@ -57,7 +59,8 @@ def load(
     _require_transformers()
     from .sources import open_model  # noqa: PLC0415  # Transformers takes seconds, and embedders may do without it
 
-    return LoadedModel(*open_model(model, place, kind, attention_backend, report, cache_dir or default_cache_dir()))
+    folder = cache_dir or default_cache_dir()
+    return LoadedModel(*open_model(model, place, kind, attention_backend, report, folder, chat_template))
 
 
 def default_cache_dir() -> Path:

@@ -1,4 +1,4 @@
-"""What changes scores before a choice: bias, bans and penalties.
+"""What changes scores before a choice: output formats, bias, bans and penalties.
 
 All rows of a step share one gather and one scatter per processor, however many cells each of them touches.
 """
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .guided_rows import Masks
 from .runner import Float32Array, RowSampling
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -24,18 +25,36 @@ EXACT_BIAS = 100.0
 """A bias of this size is no longer added: plus forces the token, minus bans it."""
 
 
-def process(raw: Tensor, norm: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """Logits (log-probabilities for beam rows) after bias, bans and penalties; ``raw`` itself when nothing applies."""
+def process(raw: Tensor, norm: Tensor, rows: Sequence[RowSampling], masks: Masks) -> Tensor:
+    """Logits (log-probabilities for beam rows) after masks, bias, bans and penalties; ``raw`` itself when nothing
+    applies.
+
+    :param masks: of the rows with a guide, what it allows.
+    """
     beams = [i for i, row in enumerate(rows) if row.beam_candidates > 0]
     edited = [i for i, row in enumerate(rows) if _has_processors(row)]
-    if not beams and not edited:
+    if not beams and not edited and not masks:
         return raw
     scores = raw.clone()
+    if masks:
+        _mask(scores, masks)
     if beams:
         scores[beams] -= norm[beams, None]
     for pick, apply in _PROCESSORS:
         _edit(scores, rows, edited, pick, apply)
     return scores
+
+
+def _mask(scores: Tensor, masks: Masks) -> None:
+    """The bits travel packed and are spread on the device."""
+    packed = torch.from_numpy(np.stack(list(masks.values())).view(np.uint8)).to(scores.device)
+    bits = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=scores.device)
+    banned = (packed[:, :, None] & bits == 0).flatten(1)[:, : scores.shape[1]]
+    if len(masks) == len(scores):
+        scores.masked_fill_(banned, -torch.inf)
+    else:
+        rows = list(masks)
+        scores[rows] = scores[rows].masked_fill(banned, -torch.inf)
 
 
 def _has_processors(row: RowSampling) -> bool:

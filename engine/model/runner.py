@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ...errors import ModelError
 from ..request import SamplingParams
+from .guides import AllowedTokens
 
 UInt8Array = npt.NDArray[np.uint8]
 Int32Array = npt.NDArray[np.int32]
@@ -53,9 +54,12 @@ class RowSampling:
     prompt_length: int
     """How many of ``history`` are prompt."""
     banned: frozenset[int] = frozenset()
-    """Ids that may not be drawn now (end tokens before ``min_tokens``)."""
+    """Ids that may not be drawn now (end tokens before ``min_tokens``); where ``guide`` allows no others, they may."""
     beam_candidates: int = 0
     """When > 0: draw nothing, return this many best continuations instead."""
+    guide: AllowedTokens | None = None
+    """Which tokens keep to the output format; the same for all draws. Asked once in each execution of the step, and not
+    changed by it."""
 
 
 class Row(NamedTuple):
@@ -133,7 +137,9 @@ class RowOutput:
     processors that apply to beams (penalties, bias, bans), as in Hugging Face's beam search."""
     prompt_scores: tuple[PromptScore, ...] = ()
     error: str | None = None
-    """Why this row alone has no result (logits that are not finite, every token banned); the other rows are good."""
+    """Why this row alone has no result (logits that are not finite, a broken guide); the other rows are good."""
+    refusal: str | None = None
+    """Why its request cannot go on, without a fault of the model: every token is banned, say. All rows are good."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,28 @@
 """From logits to tokens: processors, filters and draws, vectorised over the rows of a step.
 
-The order is fixed: logit bias, bans, repetition penalty (prompt and output), presence and frequency penalties (output
-only), temperature, ``top_k``, ``top_p``, ``min_p``, draw. Greedy rows take the best token after the penalties. Beam
-rows apply the same processors to log-probabilities, as Hugging Face's beam search does; temperature and filters have no
-effect on them.
+The order is fixed: output format, logit bias, bans, repetition penalty (prompt and output), presence and frequency
+penalties (output only), temperature, ``top_k``, ``top_p``, ``min_p``, draw. Greedy rows take the best token after the
+penalties. Beam rows apply the same processors to log-probabilities, as Hugging Face's beam search does; temperature and
+filters have no effect on them.
 
 The reported log-probabilities are those of the model's raw distribution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ...errors import ModelError
 from .drawing import draw
+from .guided_rows import consult
 from .processors import process
 from .runner import Int32Array, PromptScore, RowOutput, RowSampling, SampledToken, TokenScore
 
 _NOT_FINITE = "the model's logits are not finite (NaN or infinite); the weights or the chosen dtype are at fault"
-_NONE_LEFT = "no token is left to choose: all are banned; loosen logit_bias or min_tokens"
+_NONE_LEFT = "no token is left to choose: all are banned; loosen logit_bias, min_tokens or output_format"
 
 
 class Sampler:
@@ -36,21 +37,23 @@ class Sampler:
 
         :param logits: shape [R, V], any floating dtype and device, one row per element of ``rows``; left unchanged.
 
-        A row whose logits are not finite, or that may draw nothing, gets ``RowOutput.error``; others are unaffected.
+        A row whose logits are not finite, or whose guide fails, gets ``RowOutput.error``, one that may draw nothing
+        ``RowOutput.refusal``; others are unaffected.
         """
         if not rows:
             return []
         with torch.inference_mode():
             raw = self._visible(logits)
             norm = raw.logsumexp(dim=-1)
-            scores = process(raw, norm, rows)
-            errors = _errors(norm, scores)
-            chosen = _choose(scores, rows, errors)
+            rows, masks, faults, refusals = consult(rows, raw.shape[1])
+            scores = process(raw, norm, rows, masks)
+            spoilt = _spoilt(norm, scores, faults, refusals)
+            chosen = _choose(scores, rows, spoilt)
             logprobs = _gather_logprobs(raw, norm, chosen)
             tops = _top_logprobs(raw, norm, {i: r.params.logprobs or 0 for i, r in enumerate(rows) if r.seeds})
             beams = _top_logprobs(scores, None, {i: row.beam_candidates for i, row in enumerate(rows)})
         return [
-            _output(row, errors[i], chosen[i], logprobs[i], tops.get(i, ()), beams.get(i, ()))
+            spoilt.get(i) or _output(row, chosen[i], logprobs[i], tops.get(i, ()), beams.get(i, ()))
             for i, row in enumerate(rows)
         ]
 
@@ -84,15 +87,20 @@ class Sampler:
         return (logits if self._limit is None else logits[:, : self._limit]).float()
 
 
-def _errors(norm: Tensor, scores: Tensor) -> list[str | None]:
+def _spoilt(
+    norm: Tensor, scores: Tensor, faults: Mapping[int, str], refusals: Mapping[int, str]
+) -> dict[int, RowOutput]:
+    """The rows that nothing can be drawn for, and why. Where the model is at fault nobody else is."""
     sound: list[bool] = norm.isfinite().tolist()
     alive: list[bool] = (scores.amax(dim=-1) > -torch.inf).tolist()
-    return [None if s and a else _NONE_LEFT if s else _NOT_FINITE for s, a in zip(sound, alive, strict=True)]
+    found = {i: RowOutput(refusal=refusals.get(i, _NONE_LEFT)) for i, a in enumerate(alive) if not a or i in refusals}
+    found |= {i: RowOutput(error=fault) for i, fault in faults.items()}
+    return found | {i: RowOutput(error=_NOT_FINITE) for i, s in enumerate(sound) if not s}
 
 
-def _choose(scores: Tensor, rows: Sequence[RowSampling], errors: Sequence[str | None]) -> list[list[int]]:
-    """The chosen ids of each row, one per seed; none for faulty rows and for beams."""
-    live = [i for i, row in enumerate(rows) if row.seeds and errors[i] is None and row.beam_candidates == 0]
+def _choose(scores: Tensor, rows: Sequence[RowSampling], spoilt: Container[int]) -> list[list[int]]:
+    """The chosen ids of each row, one per seed; none for spoilt rows and for beams."""
+    live = [i for i, row in enumerate(rows) if row.seeds and i not in spoilt and row.beam_candidates == 0]
     greedy = [i for i in live if rows[i].params.greedy]
     drawing = [i for i in live if not rows[i].params.greedy]
     chosen: list[list[int]] = [[] for _ in rows]
@@ -140,14 +148,11 @@ def _top_logprobs(scores: Tensor, norm: Tensor | None, counts: dict[int, int]) -
 
 def _output(
     row: RowSampling,
-    error: str | None,
     chosen: Sequence[int],
     logprobs: Sequence[float],
     top: tuple[TokenScore, ...],
     beam: tuple[TokenScore, ...],
 ) -> RowOutput:
-    if error is not None:
-        return RowOutput(error=error)
     if row.beam_candidates > 0:
         return RowOutput(beam=beam)
     return RowOutput(

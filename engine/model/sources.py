@@ -32,9 +32,11 @@ def open_model(
     attention_backend: str,
     report: Callable[[str, float], None],
     cache_dir: Path,
+    chat_template: str | None,
 ) -> tuple[ModelRunner, TextCodec | None]:
     """Find, load and probe. Parameters and errors: see :func:`~octavo.engine.model.loader.load`."""
-    found = load_checkpoint(_locate(source, dtype, report, cache_dir), dtype=dtype, device=device, report=report)
+    folder = _locate(source, dtype, report, cache_dir)
+    found = load_checkpoint(folder, dtype=dtype, device=device, report=report, chat_template=chat_template)
     report("probe", 0.0)
     runner = TransformersRunner(
         found.model,

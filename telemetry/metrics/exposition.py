@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, TypeAlias
@@ -73,11 +73,15 @@ class Collector(PrometheusCollector):
         read: Read | None = None,
         labels: Mapping[str, str] | None = None,
         *,
+        catalogue: Sequence[Metric] = CATALOGUE,
         clock: Callable[[], float] = time.monotonic,
         logger: Logger | None = None,
     ) -> None:
-        """``labels``: on every sample of ``read``; see :func:`label_problem`. ``clock``: seconds, monotonic."""
+        """``labels``: on every sample of ``read``; see :func:`label_problem`. ``catalogue``: the families. ``clock``:
+        seconds, monotonic.
+        """
         self._sources: tuple[_Source, ...] = ()  # replaced, never changed: a scrape may be under way in another thread
+        self._catalogue = catalogue
         self._logger = logger or get_logger("octavo.telemetry")
         self._limited = RateLimited(REPEAT_SECONDS, clock)
         if read is not None:
@@ -107,12 +111,12 @@ class Collector(PrometheusCollector):
 
     def describe(self) -> Iterable[Family]:
         """The families without samples. Reads nothing."""
-        return [_family(metric) for metric in CATALOGUE]
+        return [_family(metric) for metric in self._catalogue]
 
     def collect(self) -> Iterator[Family]:
         """The families with the samples of all engines."""
         readings = [(source.readings(self._failed), source.labels) for source in self._sources]
-        for metric in CATALOGUE:
+        for metric in self._catalogue:
             family = _family(metric)
             for reading, labels in readings:
                 _SHOW[metric.kind](family, metric, reading, labels)

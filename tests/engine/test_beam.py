@@ -52,7 +52,7 @@ def search(model: LlamaForCausalLM, prompt: Sequence[int], params: SamplingParam
     """Run to the end, every beam computed from scratch in every step."""
     beams = BeamSearch(
         width=params.beam_width,
-        max_tokens=params.max_tokens,
+        max_tokens=params.max_tokens or 0,
         eos_token_ids=frozenset(eos),
         length_penalty=params.length_penalty,
         early_stopping=params.early_stopping,
@@ -156,7 +156,7 @@ def test_the_cases_do_end_early_and_in_both_ways(model: LlamaForCausalLM) -> Non
         prompt, params, _ = random_case(rng)
         for hypothesis in search(model, prompt, params, frequent_tokens(model, prompt, 2)).results():
             reasons.append(hypothesis.finish_reason)
-            lengths.append(params.max_tokens - len(hypothesis.token_ids))
+            lengths.append((params.max_tokens or 0) - len(hypothesis.token_ids))
     assert min(reasons.count(FinishReason.STOP), reasons.count(FinishReason.LENGTH)) >= 3
     assert sum(left >= 2 for left in lengths) >= 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 
 import pytest
@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from octavo import AsyncEngine, EngineConfig, FinishReason, SamplingParams
 from octavo.engine import cli, demo
 from octavo.engine.assembly import EVICTION_POLICIES
+from octavo.engine.request import Chat
 from octavo.engine.show import LoadingBar, show_streams
 from octavo.engine.testing import FakeCodec, FakeRunner
 from octavo.errors import InvalidRequest, ModelError
@@ -29,8 +30,8 @@ class AnyText(FakeCodec):
     def encode(self, text: str) -> list[int]:
         return [ord(character) % 64 for character in text]
 
-    def encode_chat(self, messages: Sequence[object]) -> list[int]:
-        return self.encode(str(messages))
+    def encode_chat(self, chat: Chat) -> list[int]:
+        return self.encode(str(chat.messages))
 
 
 @pytest.fixture

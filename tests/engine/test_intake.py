@@ -10,9 +10,10 @@ from contextlib import AbstractAsyncContextManager
 import numpy as np
 import pytest
 
-from octavo import AsyncEngine, FinishReason, RequestOutput, SamplingParams
+from octavo import AsyncEngine, Chat, FinishReason, RequestOutput, SamplingParams
+from octavo.engine.request import Prompt
 from octavo.engine.testing import FakeCodec, FakeRunner
-from octavo.errors import InvalidRequest, RequestRejected
+from octavo.errors import CannotContinue, ContextExceeded, InvalidRequest
 
 EngineOf = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
 Alone = Callable[..., Awaitable[list[RequestOutput]]]
@@ -209,11 +210,26 @@ async def test_a_request_that_may_draw_nothing_fails_alone(engine_of: EngineOf) 
         bad, good = await asyncio.gather(
             engine.complete([1], nothing), engine.complete([2], GREEDY), return_exceptions=True
         )
-        assert isinstance(bad, Exception)
-        assert not isinstance(bad, RequestRejected)
+        assert isinstance(bad, CannotContinue)
         assert "banned" in str(bad)
         assert isinstance(good, list)
         assert engine.stats().finished == {"length": 1, "error": 1}
+
+
+@pytest.mark.asyncio
+async def test_bans_are_no_fault_of_the_model_and_cost_nobody_the_cache(engine_of: EngineOf) -> None:
+    prompt = list(range(40))
+    nothing = SamplingParams(max_tokens=2, logit_bias=dict.fromkeys(range(V), -100.0))
+    async with engine_of() as engine:
+        await engine.complete(prompt, GREEDY)
+        cached = engine.census().idle
+        for _ in range(3):
+            with pytest.raises(CannotContinue):
+                await engine.complete(prompt, nothing)
+        stats = engine.stats()
+        assert (stats.failed_in_a_row, stats.failed_rows, stats.cache.evictions) == (0, 0, {})
+        assert engine.census().idle == cached
+        assert (await engine.complete(prompt, GREEDY))[0].cached_tokens >= 32
 
 
 @pytest.mark.asyncio
@@ -242,3 +258,24 @@ async def test_no_prompt_text_is_ever_logged(prompt: list[int] | str, caplog: py
         assert engine.census().held == 0
     told = [record.getMessage() for record in caplog.records if record.name.startswith("octavo")]
     assert not [line for line in told if str(prompt) in line or "0123456789" in line or "\n" in line]
+
+
+class Untouched(FakeCodec):
+    def encode(self, text: str) -> list[int]:
+        raise AssertionError("this is not to be tokenised")
+
+    def encode_chat(self, chat: Chat) -> list[int]:
+        raise AssertionError("this is not to be tokenised")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_a_text_that_cannot_possibly_fit_is_not_even_tokenised(is_chat: bool, engine_of: EngineOf) -> None:
+    """INPUT-08: to find out with a tokenizer takes seconds per megabyte."""
+    text = "a" * (20 * 128 + 1)
+    prompt: Prompt = Chat([{"role": "user", "content": text[:1500]}, {"role": "user", "content": text[1500:]}])
+    async with engine_of(runner=FakeRunner(max_context=20), codec=Untouched()) as engine:
+        for ask in (engine.complete, engine.tokenize):
+            with pytest.raises(ContextExceeded, match="more than 2560 characters"):
+                await ask(prompt if is_chat else text)
+        assert engine.stats().submitted == 0

@@ -11,7 +11,7 @@ from octavo import AsyncEngine, FinishReason, RequestOutput, SamplingParams
 from octavo.engine.generation import Generation
 from octavo.engine.model.runner import RowOutput, SampledToken, StepInput, StepOutput
 from octavo.engine.output_text import OutputText
-from octavo.engine.request import ChatMessage
+from octavo.engine.request import Chat
 from octavo.engine.testing import FakeRunner
 
 EngineOf = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
@@ -29,12 +29,15 @@ class PiecesCodec:
     def encode(self, text: str) -> list[int]:
         return [8 + byte for byte in text.encode()]
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        return self.encode("".join(message["content"] for message in messages))
+    def encode_chat(self, chat: Chat) -> list[int]:
+        return self.encode("".join(str(message["content"]) for message in chat.messages))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         shown = [i for i in ids if not (skip_special_tokens and i in (EOS, SPECIAL))]
         return b"".join(self._pieces[i] for i in shown).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._pieces[token_id]
 
     def special_token_id(self, text: str) -> int | None:
         return {"<eos>": EOS, "<end>": SPECIAL}.get(text)

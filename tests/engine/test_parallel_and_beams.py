@@ -42,7 +42,7 @@ def search_from_scratch(
     """Beam search without a cache: every beam is computed as a whole, in a memory of its own, in every step."""
     search = BeamSearch(
         width=params.beam_width,
-        max_tokens=params.max_tokens,
+        max_tokens=params.max_tokens or 0,
         eos_token_ids=eos,
         length_penalty=params.length_penalty,
         n=params.n,

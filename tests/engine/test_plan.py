@@ -33,7 +33,7 @@ def sample_of(cache: CacheManager) -> MakeSample:
         group = SequenceGroup(
             "r",
             params,
-            job=Job(0, 0.0, 0, None, len(prompt), params.max_tokens),
+            job=Job(0, 0.0, 0, None, len(prompt), params.max_tokens or 0),
             namespace=NAMESPACE,
             prompt_ids=tuple(prompt),
             ends=EndTokens(frozenset({9}), {}),

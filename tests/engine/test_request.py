@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from octavo import SamplingParams
+from octavo.engine.output_format import OutputFormat
 from octavo.engine.request import MAX_SAMPLES, MAX_STOP_LENGTH, MAX_STOPS
 from octavo.errors import InvalidRequest
 
@@ -19,7 +20,7 @@ NOT_INTEGERS: list[object] = [None, True, False, 1.0, 1.5, "5", NAN, INF, [1], H
 NOT_NUMBERS: list[object] = [None, True, "0.5", NAN, INF, -INF, [0.5], HUGE, -HUGE, UNSHOWABLE, 1j, object()]
 
 BAD: dict[str, list[object]] = {
-    "max_tokens": [*NOT_INTEGERS, -1, 10**12],
+    "max_tokens": [*NOT_INTEGERS[1:], -1, 10**12],
     "min_tokens": [*NOT_INTEGERS, -1],
     "temperature": [*NOT_NUMBERS, -0.1, 101],
     "top_k": [*NOT_INTEGERS, -1, 2**31],
@@ -87,6 +88,7 @@ BAD: dict[str, list[object]] = {
     "include_stop": [0, 1, None, "yes"],
     "skip_special_tokens": [0, 1, None, "yes"],
     "early_stopping": [0, 1, 1.0, None, "always", "Never", [True]],
+    "output_format": [0, True, "json_object", {}, {"type": "json_object"}],
 }
 CASES = [
     pytest.param(name, value, id=f"{name}-{index}")
@@ -114,6 +116,7 @@ def test_bad_values_are_client_errors_that_name_the_parameter(name: str, value: 
         {"n": 3, "beam_width": 2},
         {"best_of": 3, "beam_width": 2},
         {"logprobs": 0, "beam_width": 2},
+        {"output_format": OutputFormat.json_object(), "beam_width": 2},
     ],
 )
 def test_what_excludes_each_other_is_refused(together: dict[str, object]) -> None:
@@ -129,6 +132,7 @@ def test_every_field_is_tried() -> None:
     "edge",
     [
         {"max_tokens": 0},
+        {"max_tokens": None, "min_tokens": 1000},
         {"temperature": 0},
         {"temperature": 5e-324},
         {"temperature": 100},

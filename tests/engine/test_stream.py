@@ -144,9 +144,21 @@ def test_no_duration_comes_from_the_wall_clock() -> None:
     """TIME-06: ``time.time`` and ``datetime.now`` are for what outlives the process: passed in as ``wall``, once."""
     root = Path(octavo.__file__).parent
     found = []
-    for path in [*root.glob("engine/**/*.py"), *root.glob("policies/**/*.py")]:
+    for path in sorted([*root.glob("engine/**/*.py"), *root.glob("policies/**/*.py")]):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 name = f"{node.value.id}.{node.attr}"
                 found += [f"{path}:{node.lineno}"] if name in {"time.time", "datetime.now", "time.time_ns"} else []
-    assert [place.partition(":")[0].rpartition("/")[2] for place in found] == ["async_engine.py"]
+    assert [place.partition(":")[0].rpartition("/")[2] for place in found] == ["async_engine.py", "service.py"]
+
+
+@pytest.mark.asyncio
+async def test_a_slow_reader_sees_all_samples_grow(engine_of: EngineOf) -> None:
+    """The first sample has something new whenever the reader comes; the others must not wait until it ends."""
+    async with engine_of(codec=FakeCodec()) as engine:
+        grown = dict.fromkeys(range(3), 0)
+        async for output in engine.generate([1, 2], SamplingParams(max_tokens=30, n=3, seed=1)):
+            grown[output.index] += len(output.new_token_ids)
+            for _ in range(2):  # slower than the steps
+                await asyncio.sleep(0)
+            assert max(grown.values()) - min(grown.values()) <= 12

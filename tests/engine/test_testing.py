@@ -9,6 +9,7 @@ import pytest
 
 from octavo import SamplingParams
 from octavo.engine.model.runner import Row, RowSampling, StepInput
+from octavo.engine.request import Chat
 from octavo.engine.testing import FakeCodec, FakeRunner
 from octavo.errors import InvalidRequest, ModelError
 
@@ -177,6 +178,22 @@ def test_the_codec_is_one_to_one_but_for_what_is_special() -> None:
     assert codec.decode([1, 7, 2], skip_special_tokens=False) == "1<7>2"
     assert codec.special_token_id("<7>") == 7
     assert codec.special_token_id("<8>") is None
-    assert codec.encode_chat([{"role": "user", "content": "12"}, {"role": "user", "content": "3"}]) == [1, 2, 3]
+    assert codec.encode_chat(Chat([{"role": "user", "content": "12"}, {"role": "user", "content": "3"}])) == [1, 2, 3]
     with pytest.raises(InvalidRequest):
         codec.encode("é")
+
+
+def test_the_codec_has_a_token_for_every_object_of_a_conversation() -> None:
+    codec = FakeCodec()
+    calls = [{"function": {"name": "f", "arguments": arguments}} for arguments in ("{}", "[]")]
+    parts = [{"type": "text", "text": "1"}, {"type": "text", "text": "2"}]
+    chat = Chat(
+        [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": calls}],
+        tools=[{"type": "function", "function": {"name": "f"}}],
+    )
+    ids = codec.encode_chat(chat)
+    assert (len(ids), ids[1:3]) == (5, [1, 2])
+    assert len({ids[0], *ids[3:]}) == 3
+    assert codec.encode_chat(chat) == ids
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        FakeCodec(has_chat_template=False).encode_chat(chat)

@@ -53,6 +53,12 @@ REQUEST_TRACE = "engine/insight/request_trace.py"
 RECORD = "telemetry/record.py"
 TRACING = "telemetry/tracing.py"
 EVENT_LOG = "telemetry/events/log.py"
+ACCESS = "engine/server/access.py"
+CALL = "engine/server/call.py"
+ENDPOINT = "engine/server/endpoint.py"
+TRANSPORT = "engine/server/transport.py"
+CHAT_ANSWER = "engine/server/endpoints/chat_answer.py"
+COMPLETION_ANSWER = "engine/server/endpoints/completion_answer.py"
 
 IN_MANAGER = ("tests/engine/kv/test_cache_manager.py",)
 IN_TREE = ("tests/engine/kv/test_prefix_tree.py",)
@@ -92,6 +98,10 @@ IN_TRACING = ("tests/telemetry/test_tracing.py",)
 IN_EVENTS = ("tests/telemetry/events/test_events.py",)
 IN_KV_EVENTS = ("tests/engine/insight/test_kv_events.py",)
 IN_HISTOGRAM = ("tests/telemetry/metrics/test_histogram.py",)
+IN_CHAT_STREAM = (
+    "tests/engine/server/test_chat_endpoint.py::test_a_stream_is_role_then_content_then_finish_then_usage",
+)
+IN_COMPLETIONS = "tests/engine/server/test_completions_endpoint.py"
 
 
 class Mutant(NamedTuple):
@@ -1823,4 +1833,389 @@ POLICIES = (
     ),
 )
 
-MUTANTS = KNOWN_FAULTS + MORE + TIERS + TIERED_ENGINE + TELEMETRY + POLICIES
+SERVING = (
+    # who comes in, and as whom
+    Mutant(
+        "any key opens the door",
+        ACCESS,
+        "        return self.callers.get(digest(key))\n",
+        "        return self.callers.get(digest(key), next(iter(self.callers.values()), None))\n",
+        ("tests/engine/server/test_access.py::test_who_comes_in_at_which_door",),
+    ),
+    Mutant(
+        "admin routes are open where there are no keys",
+        ACCESS,
+        "    if door is Door.OPEN or (door is Door.CLIENT and not len(keys)):\n",
+        "    if door is Door.OPEN or not len(keys):\n",
+        ("tests/engine/server/test_admin_routes.py::test_every_admin_route_needs_the_token",),
+    ),
+    Mutant(
+        "the tenant of a key does not get to the engine",
+        CALL,
+        "            tenant=own.tenant if own.tenant is not None else tenant,\n",
+        "            tenant=tenant,\n",
+        ("tests/engine/server/test_http_tenants.py::test_no_prefix_of_another_tenant_is_found",),
+    ),
+    Mutant(
+        "a request is more urgent than its key",
+        CALL,
+        "priority=own.priority if priority is None else min(priority, own.priority),",
+        "priority=own.priority if priority is None else priority,",
+        ("tests/engine/server/test_generation_fields.py::test_a_request_is_at_most_as_urgent_as_its_key",),
+    ),
+    Mutant(
+        "the place of a request is not given back",
+        CALL,
+        "            under_way[name] -= 1\n",
+        "            under_way[name] -= 0\n",
+        ("tests/engine/server/test_access.py::test_however_a_request_ends_its_place_is_free_again",),
+    ),
+    Mutant(
+        "a client's name for its request is the engine's, too",
+        CALL,
+        "        self.id = uuid.uuid4().hex\n",
+        '        self.id = self.headers.get("x-request-id") or uuid.uuid4().hex\n',
+        ("tests/engine/server/test_access.py::test_clients_that_use_the_same_name_get_their_own_texts",),
+    ),
+    Mutant(
+        "a client is told what others of its tenant have stored",
+        "engine/server/endpoints/admin.py",
+        "    return json_response(ops.own_explained(found))\n",
+        "    return json_response(ops.explained(found))\n",
+        ("tests/engine/server/test_http_tenants.py::test_not_even_to_its_own_tenant_is_stored_text_shown",),
+    ),
+    Mutant(
+        "a client has explained what another tenant has stored",
+        "engine/server/endpoints/admin.py",
+        "tenant=salted if own is None else own)",
+        "tenant=salted)",
+        ("tests/engine/server/test_http_tenants.py::test_nothing_is_explained_of_another_tenant",),
+    ),
+    Mutant(
+        "a response of another tenant is found",
+        "engine/server/response_store.py",
+        "        shelf = self._shelves.get(tenant)\n        return None if shelf",
+        "        shelf = next((each for each in self._shelves.values() if response_id in each.by_id), None)\n"
+        "        return None if shelf",
+        ("tests/engine/server/test_responses.py::test_nobody_finds_anothers",),
+    ),
+    Mutant(
+        "a snapshot goes wherever the client says",
+        "engine/server/wire/operations.py",
+        "[A-Za-z0-9][A-Za-z0-9._-]{0,127}",
+        ".{1,128}",
+        ("tests/engine/server/test_admin_routes.py::test_a_name_is_no_path",),
+    ),
+    Mutant(
+        "the page may run what models write",
+        "engine/server/endpoints/ui.py",
+        "\"script-src 'self'\",",
+        "\"script-src 'self' 'unsafe-inline'\",",
+        ("tests/engine/server/test_ui.py::test_nothing_else_may_be_loaded_or_run",),
+    ),
+    Mutant(
+        "a stranger's fault is told in its own words",
+        "engine/server/errors.py",
+        "    is_ours = isinstance(error, OctavoError) and error.__cause__ is None",
+        "    is_ours = True",
+        ("tests/engine/server/test_streamed_answers.py::test_a_model_that_fails_ends_a_stream_with_one_error",),
+    ),
+    # what clients can make a server hold
+    Mutant(
+        "who has left is generated for",
+        ENDPOINT,
+        "                tasks.start_soon(_until_gone, receive, tasks.cancel_scope)\n",
+        "",
+        ("tests/engine/server/test_leaving_clients.py::test_a_request_ends_within_a_step_of_its_client",),
+    ),
+    Mutant(
+        "a body is as long as it likes",
+        CALL,
+        "                if size > limit:\n                    raise _too_large(limit)\n",
+        "",
+        ("tests/engine/server/test_transport.py::test_a_body_without_end_is_refused",),
+    ),
+    Mutant(
+        "a body takes as long as it likes",
+        CALL,
+        "        with anyio.fail_after(timeout):\n",
+        "        with anyio.fail_after(None):\n",
+        ("tests/engine/server/test_transport.py::test_a_body_that_trickles_is_not_waited_for",),
+    ),
+    Mutant(
+        "a head takes as long as it likes",
+        TRANSPORT,
+        "        elif self._head_since is not None and now - self._head_since > settings.header_timeout:\n",
+        "        elif self._head_since is not None and now - self._head_since > 3600:\n",
+        ("tests/engine/server/test_transport.py::test_a_head_that_does_not_come_is_not_waited_for",),
+    ),
+    Mutant(
+        "a client may read nothing for ever",
+        TRANSPORT,
+        "        if self._stands_still_for(now) > settings.stall_timeout:\n",
+        "        if self._stands_still_for(now) > 3600:\n",
+        ("tests/engine/server/test_transport_clients.py",),
+    ),
+    Mutant(
+        "what waits for a client that reads nothing waits for ever",
+        ENDPOINT,
+        "            with anyio.fail_after(self._timeout):\n",
+        "            with anyio.fail_after(None):\n",
+        ("tests/engine/server/test_access.py::test_however_a_request_ends_its_place_is_free_again",),
+    ),
+    Mutant(
+        "any number of connections is held",
+        TRANSPORT,
+        "        if len(self.connections) > self._guard.settings.max_connections and not self._make_room():\n",
+        "        if len(self.connections) > 2**20 and not self._make_room():\n",
+        ("tests/engine/server/test_transport_clients.py::test_one_connection_too_many_is_told_to_come_again",),
+    ),
+    Mutant(
+        "of several prompts of which one is refused the others run on",
+        "engine/server/endpoints/side_by_side.py",
+        "    except BaseException:  # cancellation, too\n        _close(begun)\n        raise\n",
+        "    except BaseException:  # cancellation, too\n        raise\n",
+        ("tests/engine/server/test_streamed_answers.py::test_starting_several_is_all_or_nothing",),
+    ),
+    # streams and answers
+    Mutant(
+        "a stream that failed is [DONE]",
+        "engine/server/event_stream.py",
+        "            last = self._on_error(error)\n",
+        "            last = self._on_error(error) + self._end\n",
+        ("tests/engine/server/test_streamed_answers.py::test_a_model_that_fails_ends_a_stream_with_one_error",),
+    ),
+    Mutant(
+        "what the server has ended is a success",
+        "engine/server/endpoints/side_by_side.py",
+        '        raise unavailable("the server ended this request before it was done", "aborted")\n',
+        "        return output\n",
+        ("tests/engine/server/test_streamed_answers.py::test_what_the_server_ends_is_told_as_an_error",),
+    ),
+    Mutant(
+        "a stream does not say why it ends",
+        CHAT_ANSWER,
+        "            yield self._chunk(ended, usage)\n",
+        "            del ended\n",
+        IN_CHAT_STREAM,
+    ),
+    Mutant("the role is told with each chunk", CHAT_ANSWER, "            sample.is_told = True\n", "", IN_CHAT_STREAM),
+    Mutant(
+        "all samples of a chat have one index in a stream",
+        CHAT_ANSWER,
+        "            index=index,\n            delta=Delta(content=news.text or UNSET",
+        "            index=0,\n            delta=Delta(content=news.text or UNSET",
+        ("tests/engine/server/test_streamed_answers.py::test_a_stream_joins_to_the_answer_that_is_not_streamed",),
+    ),
+    Mutant(
+        "usage comes without being asked for",
+        "engine/server/endpoints/answering.py",
+        "    if options.include_usage:\n        yield",
+        "    if True:\n        yield",
+        IN_CHAT_STREAM,
+    ),
+    Mutant(
+        "usage does not tell what was cached",
+        "engine/server/endpoints/usage.py",
+        "        return Usage(prompt, generated, total, PromptTokensDetails(cached), CompletionTokensDetails())\n",
+        "        return Usage(prompt, generated, total, PromptTokensDetails(0), CompletionTokensDetails())\n",
+        (f"{IN_COMPLETIONS}::test_usage_counts_each_prompt_once_and_every_sample",),
+    ),
+    Mutant(
+        "an echo lacks the prompt",
+        COMPLETION_ANSWER,
+        "            text=self._echo.text + text if is_first else text,\n",
+        "            text=text,\n",
+        (f"{IN_COMPLETIONS}::test_echo_begins_with_the_prompt",),
+    ),
+    Mutant(
+        "log-probabilities of a prompt stand one token too early",
+        COMPLETION_ANSWER,
+        "[*(first.prompt_logprobs or ()), *scores]",
+        "[*(first.prompt_logprobs or ())[1:], *scores, None]",
+        (f"{IN_COMPLETIONS}::test_log_likelihoods_are_told_as_evaluation_harnesses_ask_for_them",),
+    ),
+    Mutant(
+        "samples of several prompts have the same index",
+        COMPLETION_ANSWER,
+        "        index = heard.number * (self._form.n or 1) + heard.output.index\n",
+        "        index = heard.number + heard.output.index\n",
+        (f"{IN_COMPLETIONS}::test_prompts_run_side_by_side_and_choices_come_in_order",),
+    ),
+    Mutant(
+        "stop text is shown",
+        "engine/model/stops.py",
+        "text[: end if self._include else end - len(stop)]",
+        "text[:end]",
+        (
+            "tests/engine/server/test_streamed_answers.py::test_text_ends_before_the_first_stop_and_nothing_of_it_is_sent",
+        ),
+    ),
+    Mutant(
+        "a model that is not there answers",
+        CALL,
+        "        if name is None or name in names:\n            return name or names[0]\n",
+        "        if names:\n            return name or names[0]\n",
+        ("tests/engine/server/test_chat_endpoint.py::test_the_model_goes_by_the_names_it_is_served_under",),
+    ),
+    Mutant(
+        "the first of two formats wins",
+        "engine/server/params.py",
+        "    if len(made) > 1:\n        raise invalid(f\"{' and '.join",
+        "    if len(made) > 99:\n        raise invalid(f\"{' and '.join",
+        ("tests/engine/server/test_generation_fields.py::test_fields_that_contradict_each_other_are_refused",),
+    ),
+    # conversations and tools
+    Mutant(
+        "the beginning of a call is shown as text",
+        "engine/server/tools/reader.py",
+        "        cut = [_cut_at(text, opening) for opening in self._notation.openings]\n",
+        "        cut = [len(text)]\n",
+        ("tests/engine/server/test_tool_reader.py::test_what_a_model_writes_is_read_wherever_it_is_cut",),
+    ),
+    Mutant(
+        "a call that is required is left to the model",
+        "engine/server/endpoints/chat.py",
+        "    return tools.forced\n",
+        "    return wanted\n",
+        ("tests/engine/server/test_structured_answers.py::test_a_call_that_is_required_is_made",),
+    ),
+    Mutant(
+        "special tokens are forged in names and arguments",
+        "engine/model/forgery.py",
+        "    parts: list[Json] = [*chat.messages, *chat.tools, chat.options]\n",
+        '    parts: list[Json] = [message["content"] for message in chat.messages]\n',
+        ("tests/engine/model/test_forgery.py::test_no_string_makes_a_special_token",),
+    ),
+    Mutant(
+        "what a developer says has no role",
+        "engine/model/chat_messages.py",
+        '        return "system"\n',
+        "        return role\n",
+        ("tests/engine/model/test_chat_messages.py::test_roles_are_those_of_the_api_and_of_the_template",),
+    ),
+    Mutant(
+        "an open answer does not fit into the pool",
+        "engine/fitting.py",
+        "    return min(max_context - prompt_tokens, in_pool, MAX_TOKENS)\n",
+        "    return min(max_context - prompt_tokens, MAX_TOKENS)\n",
+        ("tests/engine/test_fitting.py::test_left_open_it_is_the_most_that_could_be_asked_for",),
+    ),
+    # formats
+    Mutant(
+        "a guide does not move on",
+        "engine/sequence.py",
+        "            self.guide.accept(sampled.token_id)\n",
+        "            pass\n",
+        ("tests/engine/test_structured_output.py::test_random_formats_hold_side_by_side",),
+    ),
+    Mutant(
+        "samples share a guide",
+        "engine/sequence.py",
+        "        guide = None if self.guide is None else self.guide.copy()\n",
+        "        guide = self.guide\n",
+        ("tests/engine/test_structured_output.py::test_random_formats_hold_side_by_side",),
+    ),
+    Mutant(
+        "a fork has no guide",
+        "engine/sequence.py",
+        "        guide = None if self.guide is None else self.guide.copy()\n",
+        "        guide = None if self.guide is None or self.token_ids else self.guide.copy()\n",
+        ("tests/engine/test_structured_output.py::test_a_fork_goes_on_in_the_format",),
+    ),
+    Mutant(
+        "what was preempted has no guide",
+        "engine/plan.py",
+        "        guide=sample.guide,\n",
+        "        guide=None if sample.sequence.uncomputed > 1 and sample.token_ids else sample.guide,\n",
+        ("tests/engine/test_structured_output.py::test_preemption_and_repeated_steps_do_not_show",),
+    ),
+    Mutant(
+        "nobody asks the guide",
+        "engine/model/processors.py",
+        "    if masks:\n        _mask(scores, masks)\n",
+        "",
+        ("tests/engine/model/test_guides_in_rows.py::test_only_allowed_tokens_come_out_and_neighbours_see_nothing",),
+    ),
+    Mutant(
+        "a guide allows ids behind the vocabulary",
+        "engine/model/guided_rows.py",
+        "        words[-1] &= np.uint32((1 << vocab % 32) - 1)\n",
+        "        pass\n",
+        ("tests/engine/model/test_guides_in_rows.py::test_bias_and_bans_come_after_the_mask",),
+    ),
+    Mutant(
+        "how long a format takes tells who has used it",
+        "engine/guiding.py",
+        "repr((tenant, wanted.kind, wanted.definition))",
+        "repr((wanted.kind, wanted.definition))",
+        ("tests/engine/test_structured_output.py", "tests/engine/model/test_guides_trial.py"),
+    ),
+    # the end
+    Mutant(
+        "a server that drains takes new requests",
+        "engine/server/service.py",
+        "        if self.is_draining:\n            raise unavailable(",
+        "        if self.failure:\n            raise unavailable(",
+        ("tests/engine/server/test_health_routes.py::test_draining_is_alive_and_not_ready",),
+    ),
+    Mutant(
+        "a drain leaves the rest running",
+        "engine/async_engine.py",
+        "        for group in list(self._loop.groups.values()):\n            self._loop.abort(group)\n        with",
+        "        with",
+        ("tests/engine/test_shutdown.py::test_drain_aborts_what_does_not_end_in_time",),
+    ),
+    Mutant(
+        "the cache is saved when the engine is closed",
+        "engine/server/lifecycle.py",
+        "            saved = await self._save(engine)\n",
+        "            await engine.close()\n            saved = await self._save(engine)\n",
+        ("tests/engine/server/test_lifecycle.py::test_the_end_is_in_order",),
+    ),
+    Mutant(
+        "one bad request makes the model look dead",
+        "engine/server/endpoints/health.py",
+        '    if signs.status != "dead" or engine is None or not engine.is_open:\n',
+        "    if signs.status or engine is None or not engine.is_open:\n",
+        ("tests/engine/server/test_health_routes.py::test_requests_that_break_the_model_do_not_make_it_look_dead",),
+    ),
+    Mutant(
+        "the cache is shown with text that nobody asked for",
+        "engine/insight/cache_view.py",
+        "        if not text or self._codec is None:\n",
+        "        if self._codec is None:\n",
+        ("tests/engine/insight/test_cache_view.py::test_text_is_shown_to_those_only_who_ask",),
+    ),
+    # octavo bench
+    Mutant(
+        "an event that breaks off is none",
+        "engine/bench/sse.py",
+        '            raise MalformedStream("the stream ended inside an event")\n',
+        "            return\n",
+        ("tests/engine/bench/test_bench_sse.py::test_an_end_inside_an_event_is_an_error",),
+    ),
+    Mutant(
+        "a stream without its end is a whole answer",
+        "engine/bench/listener.py",
+        '            raise Failed(TRUNCATED, "the stream ended without [DONE]")\n',
+        "            return\n",
+        ("tests/engine/bench/test_bench_client.py::test_a_stream_that_does_not_end_properly_is_an_error",),
+    ),
+    Mutant(
+        "the first token counts among those after it",
+        "engine/bench/rows.py",
+        "        return (self.e2e - self.ttft) / (self.output_tokens - 1)\n",
+        "        return (self.e2e - self.ttft) / self.output_tokens\n",
+        ("tests/engine/bench/test_bench_statistics.py::test_first_token_and_all_others_make_the_whole",),
+    ),
+    Mutant(
+        "a refusal for want of room is a failure",
+        "engine/bench/client.py",
+        'Failed(REFUSED if response.status_code == 429 else f"http {response.status_code}", message)',
+        'Failed(f"http {response.status_code}", message)',
+        ("tests/engine/bench/test_bench_client.py::test_a_refusal_is_no_error_and_ends_the_request",),
+    ),
+)
+
+MUTANTS = KNOWN_FAULTS + MORE + TIERS + TIERED_ENGINE + TELEMETRY + POLICIES + SERVING

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +11,7 @@ from octavo.engine.loop import StepLoop
 from octavo.errors import ModelError
 
 if TYPE_CHECKING:
+    from octavo.tests.system.client_rig import Served
     from octavo.tests.system.demo_reference import Demo
 
 
@@ -23,6 +24,25 @@ def demo() -> Demo:
         return demo_reference.Demo()
     except ModelError as missing:
         pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def fake_server() -> Iterator[Served]:
+    """A server over a fake model, for all tests of a module that leave it as it was."""
+    from octavo.tests.system.client_rig import served  # noqa: PLC0415  # OpenAI's client only for tests that need it
+
+    with served() as server:
+        yield server
+
+
+@pytest.fixture
+def server(fake_server: Served) -> Iterator[Served]:
+    """The same; what it has answered during the test is checked in the end."""
+    yield fake_server
+    try:
+        fake_server.check()
+    finally:
+        fake_server.exchanges.clear()
 
 
 @pytest.fixture(autouse=True)

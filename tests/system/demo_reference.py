@@ -25,6 +25,7 @@ from octavo.engine.model.gguf_file import converted
 from octavo.engine.model.loader import default_cache_dir
 from octavo.engine.model.sources import demo_model_path
 from octavo.engine.model.transformers_runner import TransformersRunner
+from octavo.engine.request import Chat
 
 Ids: TypeAlias = tuple[int, ...]
 Breadth: TypeAlias = Literal["few", "all"]
@@ -222,7 +223,7 @@ def _prompts(checkpoint: Checkpoint) -> list[Ids]:
     licence = codec.encode((Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8"))
     code = codec.encode(inspect.getsource(heapq))
     rng = np.random.default_rng(0)
-    chats = [codec.encode_chat([{"role": "user", "content": question}]) for question in CHATS]
+    chats = [codec.encode_chat(Chat([{"role": "user", "content": question}])) for question in CHATS]
     prose = [licence[i * 37 : i * 37 + length] for i, length in enumerate(PROSE)]
     sources = [code[i * 53 : i * 53 + length] for i, length in enumerate(CODE)]
     noise = [rng.integers(17, vocab, length).tolist() for length in RANDOM]

@@ -11,6 +11,7 @@ import pytest
 
 from octavo import AsyncEngine, FinishReason, RequestOutput, SamplingParams
 from octavo.engine.generation import Generation
+from octavo.engine.request import Chat
 from octavo.tests.system.demo_reference import (
     BLOCK,
     LONGEST,
@@ -126,7 +127,7 @@ async def test_a_chat_as_text(demo: Demo, assert_at_rest: AtRest) -> None:
     codec = demo.checkpoint.codec
     assert codec is not None
     messages = [{"role": "user", "content": "Name three fruits."}]
-    prompt = tuple(codec.encode_chat(messages))
+    prompt = tuple(codec.encode_chat(Chat(messages)))
     expected = demo.huggingface.greedy(prompt, LONGEST)
     async with demo.engine() as engine:
         outputs = [output async for output in engine.generate(messages, greedy(LONGEST))]

@@ -512,6 +512,7 @@ class World:
         self.what_is_writable_is_exclusive()
         self.every_index_entry_holds_its_text()
         self.what_is_pinned_is_there()
+        self.the_map_shows_every_block()
         self.nothing_grows()
         assert self.sharing or not self.manager.tree.blocks
 
@@ -519,6 +520,19 @@ class World:
         census = self.manager.census()
         assert self.manager.available == census.free + census.idle
         self.policy.held = [node for node in self.manager.tree.nodes() if not node.candidate]
+
+    def the_map_shows_every_block(self) -> None:
+        """By a walk over the whole tree, which the map does without."""
+        tree, pool = self.manager.tree, self.manager.pool
+        pinned = {block for lease in self.manager._leases.held for block in tree.path_ids(lease.node)}
+        held = {block for live in self.live.values() for block in live.sequence.table.blocks}
+        held |= {block for node in tree.nodes() if node.locks for block in node.ids}
+        idle = {block for node in tree.nodes() for block in node.ids}
+        letters = [(pinned, "p"), (held, "h"), (idle, "i"), (set(pool.free_ids()), "f")]
+        expected = [
+            next((letter for blocks, letter in letters if block in blocks), "t") for block in range(pool.num_blocks)
+        ]
+        assert self.manager.pool_map().decode() == "".join(expected)
 
     def every_sequence_reads_its_own_text(self) -> None:
         for seq_id, live in self.live.items():

@@ -166,7 +166,10 @@ class Counting:
     def encode(self, text: str) -> list[int]:
         raise NotImplementedError
 
-    def encode_chat(self, messages: object) -> list[int]:
+    def encode_chat(self, chat: object) -> list[int]:
+        raise NotImplementedError
+
+    def token_bytes(self, token_id: int) -> bytes:
         raise NotImplementedError
 
     def special_token_id(self, text: str) -> int | None:

@@ -12,13 +12,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from octavo import AsyncEngine
 from octavo.engine.model import sources
 from octavo.engine.model.loader import default_cache_dir, load
 from octavo.engine.model.runner import ModelRunner, Row, RowSampling, StepInput
-from octavo.engine.request import SamplingParams
-from octavo.errors import ModelError, UnsupportedModel
+from octavo.engine.request import ChatMessage, SamplingParams
+from octavo.errors import InvalidRequest, ModelError, UnsupportedModel
 
 SaveLlama = Callable[..., Path]
+HELLO: list[ChatMessage] = [{"role": "user", "content": "hello"}]
 NO_COPIES = np.zeros((0, 2), dtype=np.int32)
 
 
@@ -197,3 +199,27 @@ def test_the_demo_model_says_what_transformers_says() -> None:
         for _ in range(30):
             ids = torch.cat((ids, model(ids, use_cache=False).logits[0, -1].argmax().view(1, 1)), dim=1)
     assert got == [int(i) for i in ids[0, len(prompt) :]]
+
+
+@pytest.mark.asyncio
+async def test_an_engine_is_opened_with_a_template_of_ones_own(save_llama: SaveLlama) -> None:
+    directory = str(save_llama())
+    async with AsyncEngine.open(directory) as engine:
+        identity = engine.model.identity
+        with pytest.raises(InvalidRequest, match="no chat template"):
+            await engine.tokenize(HELLO)
+    async with AsyncEngine.open(directory, chat_template="{{ messages[0].content }}") as engine:
+        assert engine.model.identity == identity
+        assert engine.codec is not None
+        assert engine.codec.decode(await engine.tokenize(HELLO)) == "hello"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("template", "tokenizer", "told"), [("{% if %}", True, "Jinja"), ("x", False, "needs a token")]
+)
+async def test_a_template_that_cannot_be_used_keeps_the_engine_closed(
+    template: str, tokenizer: bool, told: str, save_llama: SaveLlama
+) -> None:
+    with pytest.raises(ModelError, match=told):
+        await AsyncEngine.open(str(save_llama(tokenizer=tokenizer)), chat_template=template).__aenter__()

@@ -532,7 +532,10 @@ try:
     setup(set_global=True)
 except TelemetryError as error:
     print(error)
-assert not [thread for thread in threading.enumerate() if thread.name == "octavo-spans"]
+left = [thread for thread in threading.enumerate() if thread.name == "octavo-spans"]
+for thread in left:  # it was told to end, and nobody has waited for it
+    thread.join(60)
+assert not any(thread.is_alive() for thread in left)
 """
     assert "already" in run(code)
 

@@ -1,0 +1,1 @@
+"""Tool calls: how each family of models writes them, in and out."""
