@@ -57,7 +57,9 @@ def run_aiperf(program: str, url: str, model: str, tokenizer: Path, requests: in
         command += ["--tokenizer", str(tokenizer), "--concurrency", "4", "--request-count", str(requests)]
         command += ["--isl", "64", "--osl", "16", "--extra-inputs", "ignore_eos:true", "--ui", "none"]
         command += ["--artifact-dir", out]
-        subprocess.run(command, check=True, env={**os.environ, **PATIENCE})  # noqa: S603  # the user's own program
+        surroundings = {**os.environ, **PATIENCE}
+        surroundings.pop("HF_HUB_OFFLINE", None)  # with it aiperf 0.13 takes the folder for a name on the hub
+        subprocess.run(command, check=True, env=surroundings)  # noqa: S603  # the user's own program
         (summary,) = Path(out).rglob("profile_export_aiperf.json")
         report: dict[str, object] = json.loads(summary.read_text())
         return report

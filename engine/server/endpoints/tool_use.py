@@ -48,7 +48,9 @@ def tool_use(call: Call, form: ChatForm) -> ToolUse | None:
     notation = call.service.tool_format
     if notation is None:
         raise invalid(
-            "it is not known how this model writes tool calls; the server can be told with tool_format", "tools"
+            "this model's chat template has no tools, or none in a notation that is known: send none, or start the "
+            "server with a --chat-template or a --tool-format that fits",
+            "tools",
         )
     tools = [Tool(tool.function.name, tool.function.parameters, tool.function.strict is True) for tool in offered]
     return ToolUse(notation, tools, [_told(tool) for tool in offered], _forced(call, form, notation, tools))
