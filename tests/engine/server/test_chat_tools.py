@@ -151,4 +151,4 @@ async def test_a_model_of_which_nobody_knows_how_it_calls_gets_no_tools(server_o
     async with server_of() as server:
         error = await server.refused(CHAT, messages=MESSAGES, tools=[TIME])
         assert error["param"] == "tools"
-        assert "tool_format" in str(error["message"])
+        assert "--tool-format" in str(error["message"])
