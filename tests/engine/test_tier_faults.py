@@ -255,7 +255,11 @@ async def test_a_tier_that_is_dropped_while_loads_run(engine_of: EngineOf, alone
         gate.set()
         assert [tokens(await task) for task in tasks] == alone
         await settled(engine)
-        assert engine.stats().transfers.loads == {"failed": len(PROMPTS)}
+        loads = engine.stats().transfers.loads
+        assert set(loads) <= {"failed", "missing"}, (
+            "missing: the manager has seen the empty tier before the read failed"
+        )
+        assert sum(loads.values()) == len(PROMPTS)
 
 
 @pytest.mark.asyncio
