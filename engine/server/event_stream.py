@@ -5,7 +5,7 @@ Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
 
@@ -32,15 +32,13 @@ class EventStream:
         *,
         on_error: Callable[[Exception], bytes],
         end: bytes = DONE,
-        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._events = events
         self._on_error = on_error
         self._end = end
-        self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *self._headers]})
+        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         last = self._end
         try:
             async with aclosing(self._events) as events:  # at once when the client leaves, not when it is collected
