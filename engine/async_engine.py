@@ -132,6 +132,7 @@ class AsyncEngine:
                 device=settings.device,
                 dtype=settings.dtype,
                 attention_backend=settings.attention_backend,
+                acceleration=settings.acceleration,
                 progress=progress,
                 chat_template=chat_template,
             )
@@ -245,9 +246,10 @@ class AsyncEngine:
         """
         self._submission.require_open()
         group = self._loop.groups.get(request_id)
-        if group is not None:
-            self._loop.abort(group)
-        return group is not None
+        if group is None or group.is_over:
+            return False
+        self._loop.abort(group)
+        return True
 
     async def fork(
         self, request_id: str, params: SamplingParams | None = None, *, new_id: str | None = None

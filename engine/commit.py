@@ -4,15 +4,14 @@ released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from ..errors import CannotContinue, ModelError, caused, describe
 from ..telemetry import names
 from ..telemetry.record import Step
 from .counters import Counters
+from .delivery import Delivery
 from .insight.measures import Measures
-from .insight.request_trace import finish_trace
 from .kv import CacheManager
 from .model.runner import RowOutput
 from .plan import PlannedRow
@@ -30,16 +29,16 @@ class Committer:
         scheduler: Scheduler,
         counters: Counters,
         measures: Measures,
+        delivery: Delivery,
         *,
         new_id: Callable[[], int],
-        on_done: Callable[[SequenceGroup], None],
     ) -> None:
         self._cache = cache
         self._scheduler = scheduler
         self._counters = counters
         self._measures = measures
+        self._delivery = delivery
         self._new_id = new_id
-        self._on_done = on_done
         self._step: Step | None = None
 
     def apply(
@@ -59,32 +58,29 @@ class Committer:
         per_token = seconds / max(sum(row.count for row in rows), 1)
         beams: dict[SequenceGroup, dict[Sample, RowOutput]] = {}
         for row, output in zip(rows, outputs, strict=True):
-            self._cache.copied(row.take_copies())
+            if row.copies:
+                self._cache.copied(row.take_copies())
             sample = row.sample
             if sample.phase is not Phase.RUNNING:
                 continue
-            with self._kept_to(sample.group, now):
-                self._scheduler.served(row, now)
-                if not self._compute(row, output, per_token):
-                    continue
-                if sample.group.beam is not None:
-                    beams.setdefault(sample.group, {})[sample] = output
-                else:
+            try:
+                is_chosen = self._compute(row, output, per_token, now)
+                if is_chosen and sample.group.beam is None:
                     self._sampled(sample, output, now)
+                elif is_chosen:
+                    beams.setdefault(sample.group, {})[sample] = output
+            except Exception as error:  # noqa: BLE001  # whatever it is
+                self._gone_wrong(sample.group, error, now)
         for group, group_outputs in beams.items():
-            if group.ended_by is None:
-                with self._kept_to(group, now):
-                    self._advance_beams(group, group_outputs, now)
+            try:
+                self._advance_beams(group, group_outputs, now)
+            except Exception as error:  # noqa: BLE001  # whatever it is
+                self._gone_wrong(group, error, now)
         self._step = None
 
-    @contextmanager
-    def _kept_to(self, group: SequenceGroup, now: float) -> Iterator[None]:
-        """What goes wrong inside (a token without text, say) ends this request; the others go on."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  # whatever it is
-            own = error if isinstance(error, CannotContinue) else _unusable(error)
-            self.end(group, FinishReason.ERROR, now, own)
+    def _gone_wrong(self, group: SequenceGroup, error: Exception, now: float) -> None:
+        """Whatever it was (a token that the output format does not allow, say) ends this request; the others go on."""
+        self.end(group, FinishReason.ERROR, now, error if isinstance(error, CannotContinue) else _unusable(error))
 
     def end(self, group: SequenceGroup, reason: FinishReason, now: float, error: BaseException | None = None) -> None:
         """End a whole group now: abort it, or fail it with ``error``.
@@ -101,16 +97,18 @@ class Committer:
         group.ended_by, group.error = reason, error
         self._close(group, now)
 
-    def _compute(self, row: PlannedRow, output: RowOutput, per_token: float) -> bool:
+    def _compute(self, row: PlannedRow, output: RowOutput, per_token: float, now: float) -> bool:
         """Book the computed tokens; True when they were the last known ones, so that the next is chosen."""
         sample, last = row.sample, row.is_last
+        self._scheduler.served(row, now)
         if row.is_prefill:
             self._cache.measured(sample.sequence, per_token * row.count)
             self._counters.prefill_tokens += row.count
             if self._step is not None:
                 self._note_prefill(row, self._step)
         self._cache.commit(sample.sequence, row.count)
-        sample.group.prompt_scores.extend(output.prompt_scores)
+        if output.prompt_scores:
+            sample.group.prompt_scores.extend(output.prompt_scores)
         return last
 
     def _note_prefill(self, row: PlannedRow, step: Step) -> None:
@@ -120,22 +118,24 @@ class Committer:
             sequence.track.enter(names.DECODE)
 
     def _sampled(self, sample: Sample, output: RowOutput, now: float) -> None:
-        group = sample.group
+        group, fresh = sample.group, [sample]
         if group.max_tokens == 0:
             sample.end(FinishReason.LENGTH)
         elif not group.is_started and len(output.sampled) > 1:
-            self._branch(sample, output, now)
+            fresh = self._branch(sample, output, now)
         else:
             self._accept(sample, output, 0, now)
-        group.stream.notify()
-        for each in list(group.live):
-            if each.finish_reason is not None:
-                self._scheduler.remove(each)
-        if group.is_done:
+        self._delivery.add(group)
+        ended = [each for each in fresh if each.finish_reason is not None]
+        for each in ended:
+            self._scheduler.remove(each)
+        if ended and group.is_done:
             self._close(group, now)
 
-    def _branch(self, first: Sample, output: RowOutput, now: float) -> None:
-        """The prompt is computed: one sequence for every parallel sample, all on the blocks of the prompt."""
+    def _branch(self, first: Sample, output: RowOutput, now: float) -> list[Sample]:
+        """The prompt is computed: one sequence for every parallel sample, all on the blocks of the prompt. Returns the
+        samples.
+        """
         group = first.group
         seeds = list(group.sample_seeds())
         group.trace.event(names.FORK, {names.SAMPLES: len(output.sampled)}, self._step)
@@ -144,8 +144,9 @@ class Committer:
             child.sequence.track = group.trace.track(index)
             group.samples.append(child)
             self._scheduler.adopt(child)
-        for index, sample in enumerate(list(group.samples)):
+        for index, sample in enumerate(group.samples):
             self._accept(sample, output, index, now)
+        return group.samples
 
     def _accept(self, sample: Sample, output: RowOutput, draw: int, now: float) -> None:
         sampled = output.sampled[draw]
@@ -157,7 +158,7 @@ class Committer:
         """One step of beam search, in place: kept beams go on, others fork from them, the rest gives its blocks
         back.
         """
-        if group.beam is None:
+        if group.beam is None or group.ended_by is not None:
             return
         parents = group.samples
         step = group.beam.advance([outputs[sample].beam for sample in parents])
@@ -196,18 +197,10 @@ class Committer:
             self._measures.first_token(group, now)
 
     def _close(self, group: SequenceGroup, now: float) -> None:
+        """It is over; whoever waits for it is told with the other news."""
         group.trace.begin_finish()
         group.metrics = group.metrics._replace(finished=now)
-        results = group.results()
-        group.stream.close(results)
-        shown = group.samples if results is None else results
-        reason = group.ended_by or next((s.finish_reason for s in shown if s.finish_reason), FinishReason.STOP)
-        self._counters.finished[reason.value] += 1
-        self._counters.prompt_tokens += len(group.prompt_ids)
-        self._measures.request_done(group, reason)
-        self._on_done(group)
-        if group.trace.is_on:
-            finish_trace(group, results)
+        self._delivery.add(group)
 
 
 def _unusable(error: Exception) -> ModelError:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from ..errors import InvalidRequest
 from ..telemetry.metrics.exposition import label_problem
+from .acceleration import Acceleration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +123,10 @@ class EngineConfig:
     # the model
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    attention_backend: str = "torch"
-    """Name of the attention backend (see ``engine/model/attention``)."""
+    attention_backend: str = "auto"
+    """Name of the attention backend (see ``engine/model/attention``); ``auto``: the fastest that runs here."""
+    acceleration: Acceleration = field(default_factory=Acceleration)
+    """Switches of what makes steps fast."""
 
     # telemetry
     metric_labels: Mapping[str, str] = field(default_factory=dict)
@@ -184,6 +187,7 @@ class EngineConfig:
         for name in ("evict_below", "evict_until", "admission_reserve"):
             value = getattr(self, name)
             self._require(name, _is_number(value) and 0.0 <= value < 1.0, "must be in [0, 1)")
+        self._require("acceleration", isinstance(self.acceleration, Acceleration), "must be an Acceleration")
         for name, known in _CHOICES.items():
             self._require(name, getattr(self, name) in known, f"must be one of {', '.join(known)}")
         self._require("seed", isinstance(self.seed, int) and not isinstance(self.seed, bool), "must be an integer")

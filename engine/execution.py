@@ -25,16 +25,23 @@ class StepExecutor:
         self._thread = thread
         self._vocab_size = runner.info.vocab_size
 
-    async def execute(self, rows: Sequence[PlannedRow], *, on_out_of_memory: Callable[[int], None]) -> list[RowResult]:
+    async def execute(
+        self,
+        rows: Sequence[PlannedRow],
+        *,
+        on_out_of_memory: Callable[[int], None],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[RowResult]:
         """What came out for each row, in order: its output, or the error that only this row is to blame for.
 
-        ``on_out_of_memory`` is told the tokens of every try that the device had no memory for.
+        ``on_out_of_memory`` is told the tokens of every try that the device had no memory for. ``meanwhile``: work for
+        the time in which the model is busy; called once for each try, unless that is over sooner.
 
         :raises EngineClosed: when the model thread was closed.
         """
         try:
             step = pack(rows)
-            return self._row_results(step, await self._thread.call(self._runner.execute, step))
+            return self._row_results(step, await self._thread.call_beside(meanwhile, self._runner.execute, step))
         except EngineClosed:
             raise
         except Exception as error:  # noqa: BLE001  # whatever a model raises, only the rows at fault shall end
@@ -44,8 +51,8 @@ class StepExecutor:
             if len(rows) == 1:
                 return [mapped]
             half = len(rows) // 2
-            first = await self.execute(rows[:half], on_out_of_memory=on_out_of_memory)
-            return first + await self.execute(rows[half:], on_out_of_memory=on_out_of_memory)
+            first = await self.execute(rows[:half], on_out_of_memory=on_out_of_memory, meanwhile=meanwhile)
+            return first + await self.execute(rows[half:], on_out_of_memory=on_out_of_memory, meanwhile=meanwhile)
 
     def _row_results(self, step: StepInput, output: StepOutput) -> list[RowResult]:
         if len(output.rows) != len(step.rows):

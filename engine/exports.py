@@ -127,6 +127,11 @@ class Exports:
         return self._outstanding[sink]
 
     @property
+    def is_due(self) -> bool:
+        """Whether some block cannot wait."""
+        return bool(self._urgent)
+
+    @property
     def has_ready(self) -> bool:
         """Whether some block that can wait could be copied now."""
         return bool(self._ready(1))

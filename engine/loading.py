@@ -139,6 +139,11 @@ class Loads:
 
     # from the loop
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether ``bring_in`` has something to copy."""
+        return any(load.arrived for load in self._loads.values())
+
     async def bring_in(self) -> None:
         """Copy some of what has arrived to the device and publish it. Between steps only."""
         left = IMPORT_BLOCKS

@@ -1,6 +1,7 @@
 """StepLoop: plan -> execute -> commit. The one coroutine that changes the engine's state.
 
-Everything else talks to it through ``post``: what is posted runs at the next step edge, when no step is under way. So a
+What a commit has changed is told to the outside while the model makes the next step (:mod:`.delivery`). Everything
+else talks to the loop through ``post``: what is posted runs at the next step edge, when no step is under way. So a
 cancellation that comes during a step takes effect before the result of that step does.
 """
 
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import anyio
 
@@ -33,10 +34,13 @@ from ..telemetry.record import RequestTrace, Step, Value
 from .commit import Committer
 from .config import EngineConfig
 from .counters import Counters, EngineStats, SaveStats
+from .delivery import Delivery
+from .edges import Question
 from .execution import RowResult, StepExecutor
+from .forking import Forking, NewSequence
 from .insight.measures import Measures
 from .insight.under_way import RequestView, request_views
-from .kv import CacheManager, Sequence
+from .kv import CacheManager
 from .model.runner import RowOutput
 from .pins import Pin, Pins
 from .plan import PlannedRow
@@ -47,7 +51,6 @@ from .surroundings import Surroundings
 from .tiering import Tiering
 
 T = TypeVar("T")
-NewSequence = Callable[[SequenceGroup, SequenceOf[int]], Sequence]
 GOOD_STEPS_TO_WIDEN = 64
 TRANSFER_POLL = 0.001
 ROOM_POLL = 0.02
@@ -73,7 +76,7 @@ class StepLoop:
         new_id: Callable[[], int],
     ) -> None:
         self.groups: dict[str, SequenceGroup] = {}
-        """Requests that are not done, by id."""
+        """Requests that are not over, or have not been told so, by id."""
         self.cache = cache
         self._scheduler = scheduler
         self._tiering = tiering
@@ -83,9 +86,10 @@ class StepLoop:
         self._counters = counters
         self._measures = measures
         self._clock, _, self._logger, self._tracing = outside
-        self._new_id = new_id
         self._limited = RateLimited(10.0, outside.clock)
-        self._committer = Committer(cache, scheduler, counters, measures, new_id=new_id, on_done=self._forget)
+        self._delivery = Delivery(counters, measures, on_done=self._forget, on_fault=self._text_failed)
+        self._committer = Committer(cache, scheduler, counters, measures, self._delivery, new_id=new_id)
+        self._forking = Forking(cache, scheduler, new_id=new_id, clock=self._clock, end=self._end)
         self._inbox: deque[Callable[[], None]] = deque()
         self._news = anyio.Event()
         self._idle = anyio.Event()
@@ -113,7 +117,7 @@ class StepLoop:
         """
         if self._ended:
             raise EngineClosed("the engine has ended")
-        question = _Question(look)
+        question = Question(look)
         self.post(question.answer)
         try:
             return await question.answered()
@@ -140,7 +144,7 @@ class StepLoop:
     @property
     def queued(self) -> int:
         """Requests that were submitted and have not been admitted yet."""
-        return sum(1 for group in self.groups.values() if group.metrics.scheduled is None)
+        return sum(1 for group in self.groups.values() if group.metrics.scheduled is None and not group.is_over)
 
     def fork(self, source: SequenceGroup, child: SequenceGroup, new_sequence: NewSequence) -> None:
         """Let ``child`` go on from where the first sample of ``source`` stands at the next step edge.
@@ -150,7 +154,7 @@ class StepLoop:
         """
         self.groups[child.request_id] = child
         self._counters.submitted += 1
-        self.post(lambda: self._fork(source, child, new_sequence))
+        self.post(lambda: self._forking.begin(source, child, new_sequence, self._at_fault))
 
     def stop(self) -> None:
         """Finish the step under way, abort everything, and return from ``run``."""
@@ -159,7 +163,7 @@ class StepLoop:
 
     def requests(self) -> tuple[RequestView, ...]:
         """What is under way."""
-        return request_views(self.groups.values(), self._clock())
+        return request_views((group for group in self.groups.values() if not group.is_over), self._clock())
 
     def pins(self) -> tuple[Pin, ...]:
         """What is pinned, as of the last step edge."""
@@ -235,27 +239,42 @@ class StepLoop:
 
     async def _turn(self) -> None:
         self._run_inbox()
+        if self._tiering.is_due or not self._config.acceleration.overlap:
+            self._deliver()
         await self._tiering.bring_in()
         now = self._clock()
         self._pins.expire(now)
         self.cache.expire(now)
-        plan = self._scheduler.plan(now)
-        await self._tiering.save(is_idle=not plan.rows)
-        if not plan.rows:
+        rows = self._scheduler.plan(now).rows
+        if self._tiering.is_due or not rows:
+            self._deliver()
+        await self._tiering.save(is_idle=not rows)
+        if not rows:
             await self._wait()
             return
         began = self._step_began = self._clock()
         try:
-            results = await self._executor.execute(plan.rows, on_out_of_memory=self._narrow)
+            results = await self._executor.execute(rows, on_out_of_memory=self._narrow, meanwhile=self._deliver)
         finally:
             self._step_began = None
+        self._deliver()  # what was not told meanwhile, since the step was short or failed
         self._at_fault = {
-            row.sample for row, result in zip(plan.rows, results, strict=True) if not isinstance(result, RowOutput)
+            row.sample for row, result in zip(rows, results, strict=True) if not isinstance(result, RowOutput)
         }
-        traces = self._traces_in(plan.rows) if self._tracing.live else ()  # before some of them are aborted
+        traces = self._traces_in(rows) if self._tracing.live else ()  # before some of them are aborted
         self._run_inbox()
         self._at_fault = set()
-        self._commit(plan.rows, results, began, traces)
+        self._commit(rows, results, began, traces)
+
+    def _deliver(self) -> None:
+        """Tell what is new. A fault in that is one of the engine: it comes out at the next step edge."""
+        try:
+            self._delivery.run()
+        except Exception as error:  # noqa: BLE001  # also one of the host's, of its meters say
+            self.post(partial(_raise, error))
+
+    def _text_failed(self, group: SequenceGroup, error: ModelError) -> None:
+        self.post(lambda: self._end(group, FinishReason.ERROR, error))
 
     def _commit(
         self, rows: list[PlannedRow], results: list[RowResult], began: float, traces: SequenceOf[RequestTrace]
@@ -376,57 +395,8 @@ class StepLoop:
         for sample in group.live:
             self._scheduler.add(sample)
 
-    def _fork(self, source: SequenceGroup, group: SequenceGroup, new_sequence: NewSequence) -> None:
-        if group.ended_by is not None:
-            return
-        parent = next(iter(source.live or source.samples), None)
-        if parent is None:
-            self._end(group, FinishReason.ABORT)
-            return
-        try:  # before any block is taken: its text may have to be decoded anew
-            sequence = new_sequence(group, parent.sequence.tokens)
-            sample = parent.continued_by(group, 0, sequence, next(group.sample_seeds()))
-        except Exception as error:  # noqa: BLE001  # a tokenizer's fault is this request's alone
-            fault = caused(ModelError(f"the fork's text could not be made: {describe(error)}"), error)
-            self._end(group, FinishReason.ERROR, fault)
-            return
-        group.samples.append(sample)
-        source.trace.event(names.FORK, {names.REQUEST_ID: group.request_id})
-        track = sample.sequence.track = group.trace.track(0)
-        if parent.finish_reason is FinishReason.STOP or len(parent.token_ids) >= group.max_tokens:
-            self._end_fork(sample, parent)
-        elif self._can_share(parent):
-            sample.sequence = self.cache.fork(parent.sequence, self._new_id(), group.job.order)
-            sample.sequence.track = track
-            self._scheduler.adopt(sample)
-        else:
-            track.enter(names.QUEUE)
-            self._scheduler.add(sample)
-        self._begin_in_the_middle(sample)
-
-    def _begin_in_the_middle(self, sample: Sample) -> None:
-        """Times of a fork that runs already or has tokens already."""
-        group, now = sample.group, self._clock()
-        if sample.phase is Phase.RUNNING or sample.token_ids:
-            group.metrics = group.metrics._replace(scheduled=now)
-        if sample.token_ids:
-            group.metrics = group.metrics._replace(first_token=now, last_token=now)
-
-    def _can_share(self, parent: Sample) -> bool:
-        """Not the blocks of a row that has just failed: the copies that go with it were perhaps not made."""
-        ready = parent.phase is Phase.RUNNING and parent.is_decoding and not parent.copies
-        return ready and parent not in self._at_fault and self._scheduler.has_slots(1)
-
-    def _end_fork(self, sample: Sample, parent: Sample) -> None:
-        """There is nothing to go on with: the source came to a stop before this step edge, or is as long as may be."""
-        sample.end(FinishReason.LENGTH)
-        if parent.finish_reason is FinishReason.STOP:
-            sample.finish_reason, sample.stop_reason = parent.finish_reason, parent.stop_reason
-        sample.phase = Phase.DONE
-        self._end(sample.group, sample.finish_reason or FinishReason.LENGTH)
-
     def _end(self, group: SequenceGroup, reason: FinishReason, error: OctavoError | None = None) -> None:
-        if self.groups.get(group.request_id) is group:  # its id may be in use again
+        if self.groups.get(group.request_id) is group and not group.is_over:  # the id may be in use again
             self._committer.end(group, reason, self._clock(), error)
 
     def _forget(self, group: SequenceGroup) -> None:
@@ -457,17 +427,26 @@ class StepLoop:
             self._contained(self._inbox.popleft())
         for group in list(self.groups.values()):
             error = None if cause is None else caused(ModelError(f"the engine failed inside: {describe(cause)}"), cause)
+            fault = cause
             try:
                 self._end(group, reason, error)
+                self._delivery.run()
             except Exception as again:  # noqa: BLE001  # the others must get their end too
+                fault = again
                 logger = bound_to(self._logger, group.request_id, group.trace)
                 logger.error("a request could not be ended cleanly", **fault_fields(again))
-                self._scheduler.drop(group)
-                group.ended_by, group.error = reason, error
-                self._counters.finished[reason.value] += 1
-                group.trace.finish(type(again).__name__, "the engine failed inside")
-                self._forget(group)
-                group.stream.close()
+            if self.groups.get(group.request_id) is group:  # nobody has been told
+                self._end_by_force(group, reason, error, fault)
+
+    def _end_by_force(
+        self, group: SequenceGroup, reason: FinishReason, error: ModelError | None, fault: Exception | None
+    ) -> None:
+        self._scheduler.drop(group)
+        group.ended_by, group.error = reason, error
+        self._counters.finished[reason.value] += 1
+        group.trace.finish("aborted" if fault is None else type(fault).__name__, "the engine failed inside")
+        self._forget(group)
+        group.stream.close()
 
     def _contained(self, action: Callable[[], None]) -> None:
         try:
@@ -481,35 +460,8 @@ class StepLoop:
         return max(self._clock() - self._step_began - self._config.step_timeout, 0.0)
 
 
-class _Question(Generic[T]):
-    """Something to be looked up at a step edge, and who waits for it."""
-
-    def __init__(self, look: Callable[[], T]) -> None:
-        self._look = look
-        self._found: list[T] = []
-        self._error: Exception | None = None
-        self._done = anyio.Event()
-        self._withdrawn = False
-
-    def withdraw(self) -> list[T]:
-        """Nobody waits any more; returns what was found, if anything."""
-        self._withdrawn = True
-        return self._found
-
-    def answer(self) -> None:
-        if self._withdrawn:
-            return
-        try:
-            self._found.append(self._look())
-        except Exception as error:  # noqa: BLE001  # it belongs to who asked
-            self._error = error
-        self._done.set()
-
-    async def answered(self) -> T:
-        await self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._found[0]
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _nothing() -> None:

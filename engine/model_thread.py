@@ -18,6 +18,8 @@ T = TypeVar("T")
 Job = Callable[[], None]
 MODEL_THREAD = "octavo-model"
 """Its name."""
+HEAD_START = 0.0002
+"""Seconds that a call has the interpreter to itself before other work is done beside it."""
 CLOSE_POLL = 0.002
 """Seconds between two looks whether the thread has ended."""
 
@@ -56,6 +58,20 @@ class ModelThread:
 
         self._jobs.put(job)
         return await future
+
+    async def call_beside(
+        self, meanwhile: Callable[[], None] | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As ``call``; ``meanwhile`` is called in the event loop while the function runs, unless that is over before.
+
+        Not at once: both need the interpreter, and what begins here would hold up what is to begin there.
+        """
+        begun = None if meanwhile is None else asyncio.get_running_loop().call_later(HEAD_START, meanwhile)
+        try:
+            return await self.call(function, *args, **kwargs)
+        finally:
+            if begun is not None:
+                begun.cancel()
 
     async def close(self, timeout: float) -> bool:
         """End the thread once its calls have ended. Idempotent.

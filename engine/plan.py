@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .kv.block_table import BlockTable
 from .kv.cache_manager import Copies
-from .model.runner import Int32Array, Row, RowSampling, StepInput
+from .model.runner import Row, RowSampling, StepInput
 from .sequence import Sample
 
 NOTHING_BANNED: frozenset[int] = frozenset()
@@ -82,28 +83,34 @@ class StepPlan:
 
 
 def pack(rows: Sequence[PlannedRow]) -> StepInput:
-    """The arrays of one execution. Reads the cache's tables; the result shares nothing with them."""
-    tokens: list[Int32Array] = []
-    positions: list[Int32Array] = []
-    slots = []
+    """The arrays of one execution. Reads the cache's tables; nothing in the result changes afterwards."""
+    tokens = bytearray()
+    positions: list[int] = []
+    slots: list[int] = []
     packed: list[Row] = []
-    start = 0
     for row in rows:
         sequence = row.sample.sequence
         begin, end = sequence.computed, sequence.computed + row.count
-        tokens.append(np.array(sequence.tokens[begin:end], dtype=np.int32))
-        positions.append(np.arange(begin, end, dtype=np.int32))
-        slots.append(sequence.table.slots(begin, end))
-        packed.append(_row(row, start, begin, end))
-        start += row.count
-    copies = [pair for row in rows for pair in row.copies]
+        packed.append(_row(row, len(positions), begin, end))
+        tokens += memoryview(sequence.tokens)[begin:end]
+        positions += range(begin, end)
+        for run in _slots(sequence.table, begin, end):
+            slots += run
     return StepInput(
-        tokens=np.concatenate(tokens),
-        positions=np.concatenate(positions),
-        slots=np.concatenate(slots),
+        tokens=np.frombuffer(tokens, dtype=np.int32),
+        positions=np.array(positions, dtype=np.int32),
+        slots=np.array(slots, dtype=np.int64),
         rows=tuple(packed),
-        copies=np.array(copies, dtype=np.int32).reshape(-1, 2),
+        copies=np.array([pair for row in rows for pair in row.copies], dtype=np.int32).reshape(-1, 2),
     )
+
+
+def _slots(table: BlockTable, begin: int, end: int) -> Iterator[range]:
+    """Where the positions from ``begin`` on go, block by block."""
+    size = table.block_size
+    for at in range(begin // size, -(-end // size)):
+        shift = (table.blocks[at] - at) * size
+        yield range(shift + max(begin, at * size), shift + min(end, (at + 1) * size))
 
 
 def _row(row: PlannedRow, start: int, begin: int, end: int) -> Row:
@@ -127,8 +134,8 @@ def _sampling(sample: Sample) -> RowSampling:
     is_beam = group.beam is not None
     return RowSampling(
         params=group.params,
-        seeds=() if is_beam else tuple(_seeds(sample)),
-        history=np.array(sample.sequence.tokens, dtype=np.int32),
+        seeds=() if is_beam else _seeds(sample),
+        history=sample.log.upto_now(sample.sequence.tokens),
         prompt_length=len(group.prompt_ids),
         banned=_banned(sample),
         beam_candidates=group.beam.candidates_per_beam if group.beam is not None else 0,
@@ -140,12 +147,9 @@ def _banned(sample: Sample) -> frozenset[int]:
     """End tokens that must not come yet; where they are to be ignored, those of an output format never should."""
     ends, params = sample.group.ends, sample.group.params
     early = ends.ids if len(sample.token_ids) < params.min_tokens else NOTHING_BANNED
-    return early | ends.of_format if params.ignore_eos else early
+    return early | ends.of_format if params.ignore_eos and ends.of_format else early
 
 
-def _seeds(sample: Sample) -> Iterator[int]:
+def _seeds(sample: Sample) -> tuple[int, ...]:
     """One draw per sample: the one row of a prompt draws the first token of every parallel sample."""
-    if sample.group.is_started:
-        yield sample.seed
-    else:
-        yield from sample.group.sample_seeds()
+    return (sample.seed,) if sample.group.is_started else tuple(sample.group.sample_seeds())

@@ -50,7 +50,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class SamplingParams:
     """How to continue a prompt. Checked when made; unknown names are refused by the constructor itself.
 

@@ -19,6 +19,7 @@ from .model.text import TextCodec
 from .output_text import OutputText
 from .request import FinishReason, Metrics, SamplingParams, TokenLogprob
 from .stream import OutputStream, as_logprob
+from .token_log import TokenLog
 
 
 class Phase(Enum):
@@ -58,6 +59,7 @@ class Sample:
         "guide",
         "index",
         "last_step",
+        "log",
         "logprobs",
         "phase",
         "seed",
@@ -92,6 +94,8 @@ class Sample:
         self.copies: Copies = ()
         """Block copies that must precede its next row; their sources are pinned."""
         self.following_since: float | None = None
+        self.log = TokenLog()
+        """The tokens of ``sequence``, for steps."""
         self.last_step = 0
         """Number of the last step that computed something of it."""
 
@@ -104,6 +108,12 @@ class Sample:
     def is_decoding(self) -> bool:
         """Whether only its newest token has to be computed."""
         return self.sequence.uncomputed == 1
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether its text cannot be made, for which it has not been ended yet."""
+        is_ended = self.finish_reason is FinishReason.ERROR
+        return self.text is not None and self.text.fault is not None and not is_ended
 
     @property
     def has_prompt_behind(self) -> bool:
@@ -228,6 +238,8 @@ class SequenceGroup:
         self.cached_tokens = 0
         self.generated = 0
         """Tokens that came out for it, over all samples; a step of a beam search counts as one."""
+        self.is_streamed = True
+        """Whether anybody wants to see it grow."""
         self.operation = OPERATION_COMPLETION
         """What the GenAI conventions call a request like this."""
         self.prompt_scores: list[PromptScore] = []
@@ -248,8 +260,26 @@ class SequenceGroup:
         return self.metrics.first_token is not None
 
     @property
+    def is_over(self) -> bool:
+        """Whether its end is decided; whoever waits for it may not have been told."""
+        return self.metrics.finished is not None
+
+    @property
+    def is_shown_whole(self) -> bool:
+        """Whether nothing is shown before all is over: which samples those will be may not be known before."""
+        params = self.params
+        return not self.is_streamed or params.beam_width > 1 or params.samples > params.n
+
+    @property
     def is_done(self) -> bool:
         return self.ended_by is not None or all(sample.phase is Phase.DONE for sample in self.samples)
+
+    def fail(self, error: BaseException) -> None:
+        """It is over, and now it shows that the text of some of its samples cannot be made."""
+        self.ended_by, self.error = FinishReason.ERROR, error
+        for sample in self.samples:
+            if sample.is_spoilt:
+                sample.finish_reason = FinishReason.ERROR
 
     @property
     def live(self) -> list[Sample]:

@@ -61,13 +61,13 @@ class OutputStream:
     def _visible(self) -> list[Sample]:
         if self._results is not None:
             return self._results
-        whole_only = self._group.params.beam_width > 1 or self._group.params.samples > self._group.params.n
-        return [] if whole_only and not self._closed else self._group.samples
+        return [] if self._group.is_shown_whole and not self._closed else self._group.samples
 
     def _is_new(self, sample: Sample) -> bool:
         if sample.index in self._ended:
             return False
-        return sample.finish_reason is not None or self._seen_tokens.get(sample.index, 0) < len(sample.token_ids)
+        grown = sample.finish_reason is not None or self._seen_tokens.get(sample.index, 0) < len(sample.token_ids)
+        return grown and not sample.is_spoilt
 
     def _take(self, sample: Sample) -> RequestOutput:
         group, index = self._group, sample.index

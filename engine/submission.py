@@ -115,7 +115,7 @@ class Submission:
     ) -> SequenceGroup:
         self.require_room(options.request_id)
         group = await self._life.parts.intake.prepare(prompt, params, options, trace)
-        group.operation = operation_of(prompt)
+        group.operation, group.is_streamed = operation_of(prompt), streams
         self.require_room(group.request_id)  # once more: preparing may have waited
         if trace.is_on:
             trace.describe(asked(group, streams=streams))

@@ -197,6 +197,11 @@ class Tiering:
         await self.exports.run(IDLE_BLOCKS if is_idle else SPARE_BLOCKS)
 
     @property
+    def is_due(self) -> bool:
+        """Whether ``bring_in`` or ``save`` would have something to copy, which takes a while."""
+        return self.exports.is_due or self.loads.has_arrived or self.exports.has_ready
+
+    @property
     def has_work(self) -> bool:
         """Whether blocks wait to be exported when there is time."""
         return self.exports.has_ready

@@ -108,7 +108,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
     folders = {name.rpartition("/")[0] for name in names if not name.startswith(info)}
     settings = PROJECT["tool"]["setuptools"]
     packages = {package.replace(".", "/") for package in settings["packages"]}
-    assert folders == packages | {"octavo/engine/server/ui"}
+    assert folders == packages | {"octavo/engine/server/ui", "octavo/engine/model/native/src"}
     for package, patterns in settings["package-data"].items():
         folder = ROOT.joinpath(*package.split(".")[1:])
         data = {path.relative_to(folder).as_posix() for pattern in patterns for path in folder.glob(pattern)}

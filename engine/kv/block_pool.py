@@ -88,11 +88,12 @@ class BlockPool:
             start, _ = self._free.take(1, after)
             self._references[start] = 1
             return self._ids[start : start + 1]
-        taken = array("i")
+        taken = self._ids[:0]
         while (missing := count - len(taken)) > 0:
             start, length = self._free.take(missing, after)
-            taken += self._ids[start : start + length]
-            self._references[start : start + length] = self._ones[:length]
+            end = start + length
+            taken += self._ids[start:end]
+            self._references[start:end] = self._ones[:length]
             after = -1
         return taken
 
@@ -114,14 +115,14 @@ class BlockPool:
         """
         if not blocks or self._release_run(blocks):
             return
-        references = self._references
+        references, pins, give = self._references, self._pins, self._free.give
         for block in blocks:
             held = references[block]
             if held < 1:
                 raise CacheMisuse(f"block {block} is released but nobody holds it (double free)")
             references[block] = held - 1
-            if held == 1 and block not in self._pins:
-                self._free.give(block, 1)
+            if held == 1 and block not in pins:
+                give(block, 1)
 
     def pin(self, block: int) -> None:
         """Keep a held block from being reused until ``unpin``, even if all its references go.

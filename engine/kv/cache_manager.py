@@ -498,18 +498,24 @@ class CacheManager(CacheControl):
     def _leave(self, sequence: Sequence, state: State) -> None:
         sequence.require(State.ADMITTED)
         self._moment.begin()
-        self._in_flight.forget(sequence)
-        self.pool.release(sequence.table.own)
+        if sequence.in_flight_key is not None:
+            self._in_flight.forget(sequence)
+        table = sequence.table
+        published = table.shared
+        if len(table.blocks) > published:
+            self.pool.release(table.blocks[published:])
         if sequence.node is not None:
             self.tree.unlock(sequence.node)
-        published = sequence.table.shared
-        sequence.table.blocks, sequence.table.shared = array("i"), 0
+        table.blocks, table.shared = table.blocks[:0], 0
         sequence.state, sequence.node = state, None
         sequence.computed = sequence.writable = 0
         sequence.publish_at = NOT_ADMITTED
         sequence.prefill_seconds, sequence.returns = 0.0, ()
         del self._sequences[sequence.seq_id]
-        self._tell_left(sequence, published, "finished" if state is State.FINISHED else "preempted")
+        if self._watchers.requests or self.policy.wants_requests:
+            self._tell_left(sequence, published, "finished" if state is State.FINISHED else "preempted")
+        elif state is State.FINISHED:
+            sequence.is_told = False
 
     def _tell_left(self, sequence: Sequence, published: int, kind: str) -> None:
         """It gave its blocks back; the first ``published`` of them are in the tree."""

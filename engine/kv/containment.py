@@ -78,6 +78,8 @@ class ContainedPolicy(EvictionPolicy):
         super().__init__(policy.capacity)
         self.faults: Counter[str] = Counter()
         """By name of the policy, since the start."""
+        self.all_faults = 0
+        """Of all policies so far."""
         self.last_fault = ""
         """Where the newest one was and what, in short."""
         self._on_fault = on_fault
@@ -108,11 +110,6 @@ class ContainedPolicy(EvictionPolicy):
         return STAND_IN if self.set_aside else self._own_name
 
     @property
-    def all_faults(self) -> int:
-        """Of all policies so far."""
-        return self.faults.total()
-
-    @property
     def discarded(self) -> str | None:
         """Name of the policy that is set aside; ``None``: it is not."""
         return self._own_name if self.set_aside else None
@@ -120,6 +117,7 @@ class ContainedPolicy(EvictionPolicy):
     def fault(self, where: str, error: BaseException | str) -> None:
         """Count and report one breach of the contract; with too many the policy is set aside."""
         self.faults[self._own_name] += 1
+        self.all_faults += 1
         self.last_fault = f"{where}: {error if isinstance(error, str) else type(error).__name__}"
         self.report(where, error)
         self._note(where)
@@ -203,9 +201,9 @@ class ContainedPolicy(EvictionPolicy):
     def victims(self, count: int, now: float) -> Iterator[Entry | Tail]:
         """What the policy names, whatever that is, until it fails, and nothing while it is set aside."""
         self._asked += 1
-        if self._choices.is_clean(self._asked):
+        if self._standby is not None and self._choices.is_clean(self._asked):
             self._standby = None  # nobody needed it for a while, and keeping it up to date costs
-        named = self._timed(VICTIMS, lambda: iter(self._heard.victims(count, now)))
+        named = self._timed(VICTIMS, self._named, count, now)
         if not isinstance(named, Iterator):
             return
         try:
@@ -213,6 +211,9 @@ class ContainedPolicy(EvictionPolicy):
                 yield entry  # type: ignore[misc]  # may be anything: who asked looks
         finally:  # whatever has become of it: nobody else would hear what closing it raises
             self._timed(VICTIMS, _close, named)
+
+    def _named(self, count: int, now: float) -> Iterator[Entry | Tail]:
+        return iter(self._heard.victims(count, now))
 
     def _tell(self, where: str, event: Callable[..., object], *args: object) -> object:
         """What comes of an event; ``None`` when it fails."""

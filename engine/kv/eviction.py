@@ -81,9 +81,11 @@ class Evictor:
             return 0
         track = cause or self._background
         note = EvictionNote(self._clock(), self.policy.all_faults) if track.is_on else None
-        goal, faults, runs = self._pool.free + count, self.policy.all_faults, Runs()
+        runs: Runs = []
+        pool, faults = self._pool, self.policy.all_faults
+        goal = pool.free + count
         for node, most in self._victims(count):
-            part = min(goal - self._pool.free, most)
+            part = min(goal - pool.free, most)
             if self._quotas is not None:
                 part = self._quotas.share_of(node.namespace.salt, part)
             if note is not None:
@@ -91,22 +93,23 @@ class Evictor:
             if self._watchers.requests:
                 runs.append(run_of(node, part))
             self._evict_tail(node, part, reason, track)
-            if self._pool.free >= goal:
+            if pool.free >= goal:
                 break
         if runs:
             faulty = self.policy.set_aside or self.policy.all_faults > faults
             self._narrator.evicted(count, reason, runs, faulty=faulty)
         if note is not None:
             self._write(note, track, reason)
-        return self._pool.free - goal + count
+        return pool.free - goal + count
 
     def drop(self, nodes: Iterable[Node], reason: str, cause: Track | None = None) -> list[BlockName]:
         """Take whole nodes out of the cache whose contents are bad or to be forgotten: those of ``nodes`` that are
         candidates when their turn comes, so children come first. Returns their names, if anybody reads names.
         """
-        track, gone = cause or self._background, list[BlockName]()
+        track = cause or self._background
+        gone: list[BlockName] = []
         note = EvictionNote(self._clock(), self.policy.all_faults) if track.is_on else None
-        runs = Runs()
+        runs: Runs = []
         for node in nodes:
             if node not in self._tree.candidates:
                 continue
@@ -170,8 +173,10 @@ class Evictor:
         self.evicted[reason, policy] += count
         ghost = Ghost(now, reason, policy, cut.memory, self._victims_so_far, count)
         self._victims_so_far += 1
-        above = [part.tokens for part in self._tree.path(node)]
-        self._ghosts.remember(node.namespace, (*reversed(above), cut.tokens[: len(cut.tokens) // count]), ghost)
+        prefix: list[bytes | bytearray] = [cut.tokens[: len(cut.tokens) // count]]
+        prefix += [part.tokens for part in self._tree.path(node)]
+        prefix.reverse()
+        self._ghosts.remember(node.namespace, prefix, ghost)
         if run is not None:
             node.show_all()
             self._watchers.evicted(run)
@@ -187,10 +192,14 @@ def _understood(named: object) -> tuple[Node, int] | None:
     """What a policy named, and at most how many blocks of it are to go; ``None`` when it is neither an entry nor a tail
     of one.
     """
-    entry, most = named if type(named) is Tail else (named, 1)
+    if type(named) is Node:
+        return named, len(named.ids)
+    if type(named) is not Tail:
+        return None
+    entry, most = named
     if type(entry) is not Node or type(most) is not int or most < 1:
         return None
-    return entry, min(most, len(entry.ids)) if type(named) is Tail else len(entry.ids)
+    return entry, min(most, len(entry.ids))
 
 
 def _wrong_with(named: object) -> str:

@@ -67,7 +67,8 @@ class Ghosts:
 
     def recall(self, namespace: Namespace, tokens: array[int], first: int, block_size: int, now: float) -> list[Return]:
         """The same, counted; they are no ghosts afterwards."""
-        returns, whole = list[Return](), len(tokens) // block_size
+        returns: list[Return] = []
+        whole = len(tokens) // block_size
         for number, key in self._met(namespace, tokens, first, block_size):
             ghost = self._evicted.pop(key)
             idle = now - ghost.when
@@ -94,16 +95,17 @@ class Ghosts:
         self, namespace: Namespace, tokens: array[int], first: int, block_size: int
     ) -> Iterator[tuple[int, tuple[Namespace, int]]]:
         """Numbers of blocks, and the keys of the ghosts that begin there. Whoever takes one may remove it."""
-        shown, number = memoryview(tokens), first
-        hashed = xxh3_64(shown[: first * block_size])
-        while (end := (number + 1) * block_size) <= len(tokens):
-            at_end = hashed.copy()
-            at_end.update(shown[number * block_size : end])
-            key = namespace, at_end.intdigest()
+        number, end = first, (first + 1) * block_size
+        if end > len(tokens):
+            return
+        shown = memoryview(tokens)
+        hashed = xxh3_64(shown[:end])
+        while end <= len(tokens):
+            key = namespace, hashed.intdigest()
             ghost = self._evicted.get(key)
             if ghost is None:
                 return
             yield number, key
-            after = number + ghost.blocks
-            hashed.update(shown[number * block_size : after * block_size])
-            number = after
+            number += ghost.blocks
+            start, end = end, (number + 1) * block_size
+            hashed.update(shown[start:end])

@@ -50,9 +50,9 @@ class Node(Entry):
     )
 
     def __init__(
-        self, namespace: Namespace, parent: Node | None, tokens: bytearray, ids: array[int], now: float
+        self, namespace: Namespace, parent: Node | None, tokens: bytearray, ids: array[int], end: int, now: float
     ) -> None:
-        super().__init__(len(ids), 0, now, now)
+        super().__init__(len(ids), end, now, now)
         self.namespace = namespace
         self.parent = parent
         self.tokens = tokens
@@ -60,7 +60,7 @@ class Node(Entry):
         self.children: dict[bytes, Node] = {}  # first block's tokens -> child
         self.keys: list[bytes] = []  # the keys of ``children``, sorted: the nearest relative of any block in O(log n)
         self.locks = 0
-        self.end = 0  # tokens from the start of the prompt to the end of the edge
+        self.end = end  # tokens from the start of the prompt to the end of the edge
         self.used = now  # ``last_use``
         self.uses = 0  # ``hits``
         self.seconds = 0.0  # ``recompute_seconds``

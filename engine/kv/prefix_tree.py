@@ -170,7 +170,8 @@ class PrefixTree:
             part.locks -= 1
             if not part.locks:
                 self.idle_blocks += len(part.ids)
-                self._offer(part)
+                if not part.children:
+                    self._offer(part)
             part = part.parent
 
     # growing
@@ -202,18 +203,17 @@ class PrefixTree:
     def split(self, node: Node, used: int) -> Node:
         """Cut the edge of ``node`` after ``used`` blocks; returns the new upper half. Locks and leases stay right."""
         cut, named = used * self._block_bytes, used * NAME_BYTES
-        upper = Node(node.namespace, node.parent, node.tokens[:cut], node.ids[:used], node.insert_time)
-        upper.end = node.end - (len(node.ids) - used) * self.block_size
+        end = node.end - (len(node.ids) - used) * self.block_size
+        upper = Node(node.namespace, node.parent, node.tokens[:cut], node.ids[:used], end, node.insert_time)
         upper.inherit(node)
         upper.locks, upper.names, upper.owner = node.locks, node.names[:named], node.owner
         if node.parent is not None:
-            node.parent.children[bytes(node.tokens[: self._block_bytes])] = upper
+            node.parent.children[bytes(upper.tokens[: self._block_bytes])] = upper
         del node.tokens[:cut]
         del node.ids[:used]
         del node.names[:named]
         node.parent = upper
         node.show()
-        upper.show()
         if node.keep is not PLAIN:
             upper.show_keep(node.keep)
             self.expiries.note(upper)
@@ -244,8 +244,9 @@ class PrefixTree:
         if not node.ids:
             self._remove(node, tokens[: self._block_bytes])
         memory = self.observer.on_evict(node, count, self._clock())
-        if not node.ids and node.parent is not None and not node.parent.locks:
-            self._offer(node.parent)
+        parent = node.parent
+        if not node.ids and parent is not None and not parent.locks and not parent.children:
+            self._offer(parent)
         return Cut(ids, tokens, memory)
 
     # keeping
@@ -296,7 +297,7 @@ class PrefixTree:
     def _root(self, namespace: Namespace) -> Node:
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Node(namespace, None, bytearray(), array("i"), self._clock())
+            root = self._roots[namespace] = Node(namespace, None, bytearray(), array("i"), 0, self._clock())
         return root
 
     def _agreeing_blocks(self, edge: bytearray, key: bytes, at: int, end: int) -> int:
@@ -340,9 +341,7 @@ class PrefixTree:
                 node.merge(traits)
             self.observer.on_extend(node, len(ids), now)
             return node
-        child = Node(node.namespace, node, bytearray(tokens), ids, now)
-        child.end = node.end + len(ids) * self.block_size
-        child.show()
+        child = Node(node.namespace, node, bytearray(tokens), ids, node.end + len(ids) * self.block_size, now)
         child.locks, child.tenant = 1, node.namespace.salt or ""
         child.take(traits, now)
         if traits.keep is not PLAIN:
@@ -384,9 +383,7 @@ class PrefixTree:
         del parent.keys[bisect_left(parent.keys, key)]
 
     def _offer(self, node: Node) -> None:
-        """``node`` lost its last lock or child: a candidate if it is a leaf; an empty root goes."""
-        if node.children:
-            return
+        """``node``, which has neither locks nor children, is a candidate from now on; an empty root goes."""
         if node.parent is None:
             del self._roots[node.namespace]
             return

@@ -43,6 +43,6 @@ class Residency:
 def _between(then: float, now: float) -> float:
     """At least 0, and 0 for nonsense: policies can write to what is shown to them."""
     try:
-        return max(0.0, now - then)  # in this order a NaN becomes 0, too
+        return now - then if now > then else 0.0  # a NaN is not earlier
     except TypeError:
         return 0.0

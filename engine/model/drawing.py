@@ -6,23 +6,26 @@ on preemption or on how often the row was computed before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .processors import Float64Array, IntArray, to_device
+from .peaks import IntArray, Peaks, starts
+from .processors import Float64Array, to_device, to_index
 from .randomness import uniform
 from .runner import Float32Array, RowSampling
 
 BLOCK = 256
 """Weights per block of the two-level search in :func:`_invert`."""
-FIRST_WIDTH = 256
-"""How much of the vocabulary is sorted first for ``top_p`` and ``min_p``; 16 times more where that was not enough."""
+FIRST_WIDTH = 64
+"""How much of the vocabulary is sorted first for ``top_p`` and ``min_p``; 4 times more where that was not enough."""
+
+BoolArray = npt.NDArray[np.bool_]
 
 
 class _Candidates(NamedTuple):
@@ -34,29 +37,66 @@ class _Candidates(NamedTuple):
     """Unnormalised probabilities, shape [S, K]."""
 
 
-def draw(scores: Tensor, rows: Sequence[RowSampling]) -> list[list[int]]:
-    """Draw one id per seed of each row.
+class _Filters(NamedTuple):
+    """The filters of some rows, a column for each; every array has shape [S]."""
 
-    :param scores: processed logits, float32, shape [S, V]; each row has a finite maximum and no NaN.
+    rows: IntArray
+    """Which rows of the scores."""
+    best: Float32Array
+    """Greatest score."""
+    temperature: Float32Array
+    top_k: IntArray
+    """At most the size of the vocabulary, which is no filter."""
+    top_p: Float64Array
+    min_p: Float64Array
+    mass: Float64Array
+    """Sum of all weights, where ``top_p`` needs it: without ``top_k``."""
+
+    def weights(self, scores: Float32Array, owners: IntArray | slice) -> Float64Array:
+        """exp((score - best) / temperature), scores of the rows ``owners`` along the first axis."""
+        shape = (-1, *[1] * (scores.ndim - 1))
+        gaps = (scores - self.best[owners].reshape(shape)) / self.temperature[owners].reshape(shape)
+        weights: Float64Array = np.exp(gaps, dtype=np.float64)
+        return weights
+
+    def part(self, index: IntArray) -> _Filters:
+        """Some of the rows."""
+        return _Filters._make(column[index] for column in self)
+
+
+def draw(scores: Tensor, peaks: Peaks, rows: Mapping[int, RowSampling]) -> dict[int, list[int]]:
+    """Draw one id per seed of each row named.
+
+    :param scores: processed logits, float32, shape [R, V]; each row named has a finite maximum and no NaN.
+    :param peaks: of the scores.
     """
-    temperatures = to_device(np.array([row.params.temperature for row in rows], dtype=np.float32), scores)
-    # the maximum goes first: a tiny temperature then scales gaps to zero and below, and nothing overflows
-    scaled = (scores - scores.amax(dim=-1, keepdim=True)) / temperatures[:, None]
-    filtered = [i for i, row in enumerate(rows) if _has_filter(row, scores.shape[1])]
-    whole = sorted(set(range(len(rows))) - set(filtered))
+    whole = [i for i, row in rows.items() if not _has_filter(row, scores.shape[1])]
+    filtered = [i for i, row in rows.items() if _has_filter(row, scores.shape[1])]
     drawn: dict[int, list[int]] = {}
     if whole:
-        candidates = _Candidates(None, (scaled[whole] if filtered else scaled).exp())
-        drawn |= zip(whole, _draw(candidates, [rows[i] for i in whole]), strict=True)
+        part = [rows[i] for i in whole]
+        candidates = _Candidates(None, _weights(scores, whole, part))
+        drawn |= zip(whole, _draw(candidates, part), strict=True)
     if filtered:
         part = [rows[i] for i in filtered]
-        candidates = _filtered(scaled[filtered] if whole else scaled, part)
-        drawn |= zip(filtered, _draw(candidates, part), strict=True)
-    return [drawn[i] for i in range(len(rows))]
+        drawn |= zip(filtered, _draw(_filtered(peaks, _filters(scores, peaks, filtered, part)), part), strict=True)
+    return drawn
 
 
 def _has_filter(row: RowSampling, vocab: int) -> bool:
     return 0 < row.params.top_k < vocab or row.params.top_p < 1.0 or row.params.min_p > 0.0
+
+
+def _weights(scores: Tensor, index: Sequence[int], rows: Sequence[RowSampling]) -> Tensor:
+    """exp((score - best) / temperature) of the rows ``index``, shape [S, V]."""
+    part = scores if len(index) == len(scores) else scores.index_select(0, to_index(index, scores))
+    # the maximum goes first: a tiny temperature then scales gaps to zero and below, and nothing overflows
+    gaps = part - part.amax(dim=-1, keepdim=True)
+    return gaps.div_(to_device(_temperatures(rows), scores)[:, None]).exp_()
+
+
+def _temperatures(rows: Sequence[RowSampling]) -> Float32Array:
+    return np.array([row.params.temperature for row in rows], dtype=np.float32)
 
 
 def _draw(candidates: _Candidates, rows: Sequence[RowSampling]) -> list[list[int]]:
@@ -73,7 +113,7 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
 
     Shapes: [S, K] and [S, n] -> [S, n]. Blocks are summed first and only the block that is hit is looked into.
     """
-    blocks = pad(weights, (0, -weights.shape[1] % BLOCK)).reshape(len(weights), -1, BLOCK)
+    blocks = _blocks(weights)
     upto = pad(blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1), (1, 0))
     # a uniform is at most 1 - 2**-53, so its product with the total rounds to less than the total: a block is found
     target = uniforms * upto[:, -1:]
@@ -86,66 +126,84 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     return block * BLOCK + offset[:, :, 0]
 
 
-def _filtered(scaled: Tensor, rows: Sequence[RowSampling]) -> _Candidates:
+def _blocks(weights: Tensor) -> Tensor:
+    """Shape [S, K] -> [S, B, BLOCK], padded with 0."""
+    missing = -weights.shape[1] % BLOCK
+    return (pad(weights, (0, missing)) if missing else weights).view(len(weights), -1, BLOCK)
+
+
+def _filters(scores: Tensor, peaks: Peaks, index: Sequence[int], rows: Sequence[RowSampling]) -> _Filters:
+    vocab = scores.shape[1]
+    limits = [row.params.top_k if 0 < row.params.top_k < vocab else vocab for row in rows]
+    open_ended = [i for i, row in enumerate(rows) if limits[i] == vocab and row.params.top_p < 1.0]
+    mass = np.zeros(len(rows))
+    if open_ended:
+        weights = _weights(scores, [index[i] for i in open_ended], [rows[i] for i in open_ended])
+        mass[open_ended] = _blocks(weights).sum(dim=-1, dtype=torch.float64).sum(dim=-1).cpu().numpy()
+    return _Filters(
+        rows=np.array(index, dtype=np.int64),
+        best=peaks.maxima.index_select(0, to_index(index, scores)).amax(dim=-1).cpu().numpy(),
+        temperature=_temperatures(rows),
+        top_k=np.array(limits, dtype=np.int64),
+        top_p=np.array([row.params.top_p for row in rows], dtype=np.float64),
+        min_p=np.array([row.params.min_p for row in rows], dtype=np.float64),
+        mass=mass,
+    )
+
+
+def _filtered(peaks: Peaks, filters: _Filters) -> _Candidates:
     """Apply ``top_k``, ``top_p`` and ``min_p``.
 
     Each keeps a head of the tokens sorted by score, so the shortest head is the result; equal scores at its end are cut
     by id, lowest kept.
     """
-    counts, floors = _heads(scaled, rows, FIRST_WIDTH)
-    cells = (scaled >= to_device(floors, scaled)[:, None]).nonzero()
-    values = scaled[cells[:, 0], cells[:, 1]].cpu().numpy()
-    bounds = np.searchsorted(cells[:, 0].cpu().numpy(), np.arange(len(rows) + 1))
-    columns = cells[:, 1].cpu().numpy()
-    ids = np.zeros((len(rows), int(counts.max())), dtype=np.int64)
+    counts, floors = _heads(peaks, filters, FIRST_WIDTH)
+    cells = peaks.at_least(to_device(filters.rows, peaks.maxima), to_device(floors, peaks.maxima))
+    owners, tokens, values = (column.cpu().numpy() for column in cells)
+    kept = _without_surplus(owners, values == floors[owners], counts)
+    owners, tokens, values = owners[kept], tokens[kept], values[kept]
+    places = np.arange(len(owners)) - starts(counts)[owners]
+    ids = np.zeros((len(counts), int(counts.max())), dtype=np.int64)
     weights = np.zeros(ids.shape)
-    for i, (start, end) in enumerate(pairwise(bounds)):
-        kept = _without_surplus(values[start:end], floors[i], counts[i])
-        ids[i, : counts[i]] = columns[start:end][kept]
-        weights[i, : counts[i]] = np.exp(values[start:end][kept], dtype=np.float64)
+    ids[owners, places] = tokens
+    weights[owners, places] = filters.weights(values, owners)
     return _Candidates(torch.from_numpy(ids), torch.from_numpy(weights))
 
 
-def _without_surplus(values: Float32Array, floor: np.float32, count: int) -> IntArray:
-    """Indices of ``count`` values, ascending, leaving out the last ones that equal ``floor``."""
-    ties = np.flatnonzero(values == floor)
-    surplus = len(values) - count
-    return np.delete(np.arange(len(values)), ties[len(ties) - surplus :])
+def _without_surplus(owners: IntArray, ties: BoolArray, counts: IntArray) -> BoolArray:
+    """Which cells stay when each row keeps ``counts`` of its own, all but the last ones of its ``ties``."""
+    tied = np.bincount(owners[ties], minlength=len(counts))
+    surplus = np.bincount(owners, minlength=len(counts)) - counts
+    rank = np.cumsum(ties) - starts(tied)[owners]
+    return ~ties | (rank <= (tied - surplus)[owners])
 
 
-def _heads(scaled: Tensor, rows: Sequence[RowSampling], width: int) -> tuple[IntArray, Float32Array]:
+def _heads(peaks: Peaks, filters: _Filters, width: int) -> tuple[IntArray, Float32Array]:
     """How many tokens each row keeps and the score of the last one. Sorts no more of the vocabulary than needed."""
-    vocab = scaled.shape[1]
-    limits = [row.params.top_k if 0 < row.params.top_k < vocab else vocab for row in rows]
-    width = min(vocab, max(limit if limit < vocab else width for limit in limits))
-    head: Float32Array = scaled.topk(width, dim=-1).values.cpu().numpy()
-    masses = _masses(scaled) if vocab in limits else np.zeros(len(rows))
-    counts = np.zeros(len(rows), dtype=np.int64)
-    for i, row in enumerate(rows):
-        weights = np.exp(head[i, : limits[i]], dtype=np.float64)
-        mass = float(masses[i] if limits[i] == vocab else weights.sum())
-        counts[i] = _head(weights, mass, row.params.top_p, row.params.min_p)
-    floors = head[np.arange(len(rows)), counts - 1]
-    open_end = [i for i, limit in enumerate(limits) if counts[i] == width < limit]
-    if open_end:
-        counts[open_end], floors[open_end] = _heads(scaled[open_end], [rows[i] for i in open_end], width * 16)
+    width = min(peaks.vocab, int(np.where(filters.top_k < peaks.vocab, filters.top_k, width).max()))
+    head: Float32Array = peaks.top(to_device(filters.rows, peaks.maxima), width).cpu().numpy()
+    weights = filters.weights(head, slice(None))
+    weights[np.arange(width) >= filters.top_k[:, None]] = 0.0
+    # summed one after the other: how much more of the vocabulary a neighbour needs then makes no difference
+    mass = np.where(filters.top_k < peaks.vocab, np.cumsum(weights, axis=1)[:, -1], filters.mass)
+    counts = _lengths(weights, mass, filters)
+    floors: Float32Array = head[np.arange(len(counts)), counts - 1]
+    open_end = np.flatnonzero((counts == width) & (width < filters.top_k))
+    if len(open_end):
+        counts[open_end], floors[open_end] = _heads(peaks, filters.part(open_end), width * 4)
     return counts, floors
 
 
-def _masses(scaled: Tensor) -> Float64Array:
-    masses: Float64Array = scaled.exp().sum(dim=-1, dtype=torch.float64).cpu().numpy()
-    return masses
-
-
-def _head(weights: Float64Array, mass: float, top_p: float, min_p: float) -> int:
-    """Length of the kept head of ``weights`` (descending, the best is 1, those after ``top_k`` cut off), at least 1.
+def _lengths(weights: Float64Array, mass: Float64Array, filters: _Filters) -> IntArray:
+    """Length of the kept head of each row of ``weights`` (descending, the best is 1, 0 after ``top_k``), at least 1.
 
     ``top_p`` keeps a token while the probability of all better ones is below it: Holtzman et al. 2020. ``min_p`` is a
     share of the best token's probability: Nguyen et al. 2024.
 
     :param mass: sum of the weights that ``top_k`` allows, also of those beyond the end of ``weights``.
     """
-    kept = weights[(weights >= min_p) & (weights > 0.0)]
-    better = np.cumsum(kept) - kept
-    nucleus = len(kept) if top_p >= 1.0 else int(np.count_nonzero(better < top_p * mass))
-    return max(1, nucleus)
+    allowed = (weights >= filters.min_p[:, None]) & (weights > 0.0)
+    better = np.cumsum(weights, axis=1) - weights
+    inside = (better < (filters.top_p * mass)[:, None]) | (filters.top_p >= 1.0)[:, None]
+    lengths: IntArray = np.maximum(1, np.count_nonzero(allowed & inside, axis=1))
+    return lengths

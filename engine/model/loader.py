@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from ...errors import ModelError
-from .attention import make_backend
+from ..acceleration import Acceleration
+from .attention import require_backend
 from .runner import ModelRunner
 from .text import TextCodec
 
@@ -38,7 +39,8 @@ def load(
     *,
     device: str = "cpu",
     dtype: str = "float32",
-    attention_backend: str = "torch",
+    attention_backend: str = "auto",
+    acceleration: Acceleration | None = None,
     progress: Progress | None = None,
     cache_dir: Path | None = None,
     chat_template: str | None = None,
@@ -48,19 +50,20 @@ def load(
     :param model: a directory with safetensors, a ``.gguf`` file, a hub id, or ``smollm2``.
     :param device: as torch names it, for example ``cpu`` or ``cuda:0``.
     :param dtype: ``float32``, ``bfloat16`` or ``float16``.
+    :param acceleration: what may be done for speed; ``None``: everything.
     :param cache_dir: where converted GGUF files are kept; ``None``: :func:`default_cache_dir`.
     :param chat_template: a Jinja template, as text, in place of the model's own.
     :raises UnsupportedModel: when the model cannot run on a paged cache.
     :raises ModelError: for everything else that keeps it from being loaded; the message says what to do.
     """
     place, kind = _device(device), _dtype(dtype)
-    make_backend(attention_backend, place)  # a wrong name shall not cost the time of a load
+    require_backend(attention_backend, place)  # a wrong name shall not cost the time of a load
     report = progress or _silent
     _require_transformers()
-    from .sources import open_model  # noqa: PLC0415  # Transformers takes seconds, and embedders may do without it
+    from .sources import Setup, open_model  # noqa: PLC0415  # Transformers takes seconds, and embedders may do without it
 
-    folder = cache_dir or default_cache_dir()
-    return LoadedModel(*open_model(model, place, kind, attention_backend, report, folder, chat_template))
+    how = Setup(place, kind, attention_backend, acceleration or Acceleration(), cache_dir or default_cache_dir())
+    return LoadedModel(*open_model(model, how, report, chat_template))
 
 
 def default_cache_dir() -> Path:

@@ -12,8 +12,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...errors import ModelError, UnsupportedModel
 from .attention.forward_context import ATTENTION_NAME, AttentionCall, forward_context
 from .attention.kv_tensors import KVTensors, LayerGeometry
-from .attention.paged_context import PagedContext
 from .attention.torch_backend import TorchBackend
+from .decoder import Decoder, ModuleDecoder, PackedTokens
 from .runner import Row
 
 _BLOCK_SIZE = 4
@@ -47,19 +47,45 @@ def probe(model: PreTrainedModel) -> tuple[LayerGeometry, ...]:
 
 
 def _compare(model: PreTrainedModel, name: str) -> tuple[LayerGeometry, ...]:
-    vocab = int(model.config.get_text_config().vocab_size)
-    first, second = ([token % vocab for token in text] for text in (_FIRST, _SECOND))
-    expected = [_own_logits(model, text) for text in (first, second)]
+    texts = _texts(model)
+    expected = torch.cat([_own_logits(model, text) for text in texts])
     model.set_attn_implementation(ATTENTION_NAME)
     recorder = _Recorder(model.device)
     with forward_context(recorder):
-        _logits(model, first, range(len(first)))
+        _logits(model, texts[0], range(len(texts[0])))
     geometry = recorder.geometry(model.config.get_text_config(), name)
-    kv = KVTensors(geometry, 3, _BLOCK_SIZE, dtype=model.dtype, device=model.device, poison=True)
-    head = _paged_logits(model, kv, [(first, 0, _SPLIT, (2, 0))])
-    both = _paged_logits(model, kv, [(first, _SPLIT, len(first), (2, 0)), (second, 0, len(second), (1,))])
-    _require_equal(torch.cat((head, both)), torch.cat(expected), 1e-3 if model.dtype == torch.float32 else 0.1, name)
+    error = difference(trial(ModuleDecoder(model), model, geometry), expected)
+    if error is not None:
+        raise UnsupportedModel(
+            f"{name}: on a paged cache its logits differ from its own by {error:.2g}; "
+            "it keeps state beyond K and V, or mixes tokens outside the attention interface"
+        )
     return geometry
+
+
+def trial(decoder: Decoder, model: PreTrainedModel, layers: Sequence[LayerGeometry]) -> Tensor:
+    """Logits of two short texts on a small paged cache, the first in two chunks, the second beside its second chunk.
+
+    :param model: says which dtype, device and vocabulary.
+    :returns: of every token, in order, shape [T, V].
+    """
+    first, second = _texts(model)
+    kv = KVTensors(layers, 3, _BLOCK_SIZE, dtype=model.dtype, device=model.device, poison=True)
+    head = _paged_logits(decoder, kv, [(first, 0, _SPLIT, (2, 0))])
+    both = _paged_logits(decoder, kv, [(first, _SPLIT, len(first), (2, 0)), (second, 0, len(second), (1,))])
+    return torch.cat((head, both))
+
+
+def difference(got: Tensor, expected: Tensor) -> float | None:
+    """How far two sets of logits, shape [T, V], are apart; ``None`` when it is what rounding in the dtype of ``got``
+    explains.
+
+    Compared by the median token: a wrong attention shows in nearly all, a flip among a router's experts in few.
+    """
+    error = (got.float() - expected.float()).abs().amax(dim=-1).median()
+    scale = expected.float().std() + expected.float().abs().mean()
+    tolerance = 1e-3 if got.dtype == torch.float32 else 0.1
+    return None if error <= tolerance * scale else float(error)
 
 
 def usable_context(config: PreTrainedConfig) -> int:
@@ -108,7 +134,7 @@ def _own_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
 
 
 def _paged_logits(
-    model: PreTrainedModel, kv: KVTensors, parts: Sequence[tuple[Sequence[int], int, int, tuple[int, ...]]]
+    decoder: Decoder, kv: KVTensors, parts: Sequence[tuple[Sequence[int], int, int, tuple[int, ...]]]
 ) -> Tensor:
     """Logits of one step over (text, from, to, blocks)."""
     tokens: list[int] = []
@@ -121,9 +147,15 @@ def _paged_logits(
         tokens += text[start:stop]
         positions += range(start, stop)
         slots += [blocks[p // _BLOCK_SIZE] * _BLOCK_SIZE + p % _BLOCK_SIZE for p in range(start, stop)]
-    plan = TorchBackend(model.device).plan(rows, _BLOCK_SIZE)
-    with forward_context(PagedContext(kv, plan, torch.tensor(slots, device=model.device))):
-        return _logits(model, tokens, positions)
+    device = kv.keys(0).device
+    packed = PackedTokens(*(torch.tensor(numbers, device=device) for numbers in (tokens, positions, slots)))
+    plan = TorchBackend(device).plan(rows, _BLOCK_SIZE)
+    return decoder.logits(packed, kv, plan, torch.arange(len(tokens), device=device))
+
+
+def _texts(model: PreTrainedModel) -> tuple[list[int], list[int]]:
+    vocab = int(model.config.get_text_config().vocab_size)
+    return [token % vocab for token in _FIRST], [token % vocab for token in _SECOND]
 
 
 def _logits(model: PreTrainedModel, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
@@ -175,14 +207,3 @@ class _Recorder:
         slides = types is not None and types[call.layer] == "sliding_attention"
         if slides and call.options.window is None:
             raise UnsupportedModel(f"{name}: layer {call.layer} has a sliding window that it does not pass on")
-
-
-def _require_equal(got: Tensor, expected: Tensor, tolerance: float, name: str) -> None:
-    """Compare by the median token: a wrong attention shows in nearly all, a flip among a router's experts in few."""
-    worst = (got - expected).abs().amax(dim=-1).median()
-    scale = expected.std() + expected.abs().mean()
-    if not worst <= tolerance * scale:
-        raise UnsupportedModel(
-            f"{name}: on a paged cache its logits differ from its own by {worst:.2g}; "
-            "it keeps state beyond K and V, or mixes tokens outside the attention interface"
-        )

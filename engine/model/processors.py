@@ -5,112 +5,129 @@ All rows of a step share one gather and one scatter per processor, however many 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
+from .bias import BiasTable
 from .guided_rows import Masks
-from .runner import Float32Array, RowSampling
+from .peaks import IntArray
+from .runner import Float32Array, Int32Array, RowSampling
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
-Cells: TypeAlias = tuple[IntArray, Float64Array]
-"""Token ids of one row with a value for each."""
-
-EXACT_BIAS = 100.0
-"""A bias of this size is no longer added: plus forces the token, minus bans it."""
+_Change: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
-def process(raw: Tensor, norm: Tensor, rows: Sequence[RowSampling], masks: Masks) -> Tensor:
-    """Logits (log-probabilities for beam rows) after masks, bias, bans and penalties; ``raw`` itself when nothing
-    applies.
+def process(raw: Tensor, logprobs: Tensor, rows: Sequence[RowSampling], masks: Masks, biases: BiasTable) -> Tensor:
+    """Logits (log-probabilities for beam rows) after masks, bias, bans and penalties. The logits themselves, or the
+    log-probabilities, when nothing applies.
 
+    :param raw: the logits, shape [R, V], float32.
+    :param logprobs: their logarithmic softmax.
     :param masks: of the rows with a guide, what it allows.
     """
     beams = [i for i, row in enumerate(rows) if row.beam_candidates > 0]
-    edited = [i for i, row in enumerate(rows) if _has_processors(row)]
-    if not beams and not edited and not masks:
-        return raw
-    scores = raw.clone()
+    plain = len(beams) in (0, len(rows))
+    start = logprobs if beams and plain else raw
+    if plain and not masks and not any(_has_processors(row) for row in rows):
+        return start
+    scores = start.clone(memory_format=torch.contiguous_format)
+    if not plain:
+        scores[beams] = logprobs[beams]
     if masks:
         _mask(scores, masks)
-    if beams:
-        scores[beams] -= norm[beams, None]
-    for pick, apply in _PROCESSORS:
-        _edit(scores, rows, edited, pick, apply)
+    _add_biases(scores, rows, biases)
+    _punish_repetition(scores, rows)
+    _punish_counts(scores, rows)
     return scores
 
 
 def _mask(scores: Tensor, masks: Masks) -> None:
-    """The bits travel packed and are spread on the device."""
+    """The bits travel packed and are spread on the device, a byte at a time: each has 8 terms to add."""
     packed = torch.from_numpy(np.stack(list(masks.values())).view(np.uint8)).to(scores.device)
-    bits = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=scores.device)
-    banned = (packed[:, :, None] & bits == 0).flatten(1)[:, : scores.shape[1]]
-    if len(masks) == len(scores):
-        scores.masked_fill_(banned, -torch.inf)
-    else:
-        rows = list(masks)
-        scores[rows] = scores[rows].masked_fill(banned, -torch.inf)
+    bits = torch.arange(256, device=scores.device)[:, None] >> torch.arange(8, device=scores.device) & 1
+    terms = torch.where(bits > 0, 0.0, -torch.inf)
+    spread = embedding(packed.int(), terms).flatten(1)[:, : scores.shape[1]]
+    scores.index_add_(0, torch.tensor(list(masks), device=scores.device), spread)
 
 
 def _has_processors(row: RowSampling) -> bool:
-    p = row.params
-    penalties = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-    return penalties or bool(p.logit_bias) or bool(row.banned)
+    return _has_bias(row) or _has_repetition(row) or _has_counts(row)
 
 
-def _edit(
-    scores: Tensor,
-    rows: Sequence[RowSampling],
-    edited: Sequence[int],
-    pick: Callable[[RowSampling, int], Cells],
-    apply: Callable[[Tensor, Tensor], Tensor],
+def _has_bias(row: RowSampling) -> bool:
+    return bool(row.banned) or bool(row.params.logit_bias)
+
+
+def _has_repetition(row: RowSampling) -> bool:
+    return row.params.repetition_penalty != 1.0
+
+
+def _has_counts(row: RowSampling) -> bool:
+    return row.params.presence_penalty != 0.0 or row.params.frequency_penalty != 0.0
+
+
+def _add_biases(scores: Tensor, rows: Sequence[RowSampling], biases: BiasTable) -> None:
+    cells: list[tuple[Tensor, Tensor]] = []
+    for i, row in enumerate(rows):
+        if _has_bias(row):
+            ids, terms = biases.of(row, scores)
+            if ids is None:
+                scores[i] += terms
+            else:
+                cells.append((ids + i * scores.shape[1], terms))
+    if cells:
+        at, terms = (torch.cat(column) for column in zip(*cells, strict=True))
+        _change(scores, at, terms, torch.add)
+
+
+def _punish_repetition(scores: Tensor, rows: Sequence[RowSampling]) -> None:
+    seen = {i: _below(scores.shape[1], row.history) for i, row in enumerate(rows) if _has_repetition(row)}
+    penalties = [np.full(len(ids), rows[i].params.repetition_penalty, dtype=np.float32) for i, ids in seen.items()]
+    _change_cells(scores, seen, penalties, _repetition)
+
+
+def _punish_counts(scores: Tensor, rows: Sequence[RowSampling]) -> None:
+    outputs = {
+        i: _below(scores.shape[1], row.history[row.prompt_length :]) for i, row in enumerate(rows) if _has_counts(row)
+    }
+    _change_cells(scores, outputs, [_count_penalties(rows[i], ids) for i, ids in outputs.items()], torch.sub)
+
+
+def _count_penalties(row: RowSampling, ids: Int32Array) -> Float64Array:
+    """One for each of the ids; one that came twice is named twice, which is cheaper than to sort them."""
+    counts = np.bincount(ids)[ids].astype(np.float64)
+    return row.params.presence_penalty + row.params.frequency_penalty * counts
+
+
+def _below(vocab: int, ids: Int32Array) -> Int32Array:
+    return ids[ids < vocab]
+
+
+def _change_cells(
+    scores: Tensor, ids: Mapping[int, Int32Array], values: Sequence[Float64Array | Float32Array], change: _Change
 ) -> None:
-    """Change the cells that ``pick`` names in all rows with one gather and one scatter. Duplicate cells of a row must
-    carry equal values: each is computed from the old score."""
-    picked = [(i, *pick(rows[i], scores.shape[1])) for i in edited]
-    if not sum(len(ids) for _, ids, _ in picked):
-        return
-    where = np.concatenate([np.full(len(ids), i) for i, ids, _ in picked])
-    at = (to_device(where, scores), to_device(np.concatenate([ids for _, ids, _ in picked]), scores))
-    values = to_device(np.concatenate([values for *_, values in picked]), scores).to(scores.dtype)
-    scores[at] = apply(scores[at], values)
+    """Change the cells ``ids`` by row with a value for each."""
+    if ids:
+        owners = np.repeat(np.array(list(ids), dtype=np.int64), [len(each) for each in ids.values()])
+        at = owners * scores.shape[1] + np.concatenate(list(ids.values()))
+        terms = np.concatenate(values, dtype=np.float32, casting="same_kind")
+        _change(scores, to_device(at, scores), to_device(terms, scores), change)
 
 
-def _pick_bias(row: RowSampling, limit: int) -> Cells:
-    soft = {token: bias for token, bias in row.params.logit_bias.items() if abs(bias) < EXACT_BIAS and token < limit}
-    return np.array(list(soft), dtype=np.int64), np.array(list(soft.values()), dtype=np.float64)
+def _change(scores: Tensor, at: Tensor, values: Tensor, change: _Change) -> None:
+    """Change cells of all rows with one gather and one scatter: each is computed from the old score, and one that is
+    named twice has equal values.
 
-
-def _pick_banned(row: RowSampling, limit: int) -> Cells:
-    """Everything that may not come out. Forced tokens (bias +100) ban all others, but a ban is stronger than force."""
-    bias = row.params.logit_bias
-    banned = {token for token in row.banned if token < limit}
-    banned |= {token for token, value in bias.items() if value <= -EXACT_BIAS and token < limit}
-    forced = [token for token, value in bias.items() if value >= EXACT_BIAS and token < limit and token not in banned]
-    ids = np.delete(np.arange(limit), forced) if forced else np.array(sorted(banned), dtype=np.int64)
-    return ids, np.full(len(ids), -np.inf)
-
-
-def _pick_repeated(row: RowSampling, limit: int) -> Cells:
-    if row.params.repetition_penalty == 1.0:
-        return _NO_IDS, _NO_VALUES
-    ids = row.history[row.history < limit].astype(np.int64)
-    return ids, np.full(len(ids), float(row.params.repetition_penalty))
-
-
-def _pick_counted(row: RowSampling, limit: int) -> Cells:
-    p = row.params
-    if p.presence_penalty == 0.0 and p.frequency_penalty == 0.0:
-        return _NO_IDS, _NO_VALUES
-    output = row.history[row.prompt_length :]
-    ids, counts = np.unique(output[output < limit], return_counts=True)
-    penalties: Float64Array = p.presence_penalty + p.frequency_penalty * counts.astype(np.float64)
-    return ids.astype(np.int64), penalties
+    :param at: row * V + id, shape [n].
+    """
+    flat = scores.view(-1)
+    flat.scatter_(0, at, change(flat.index_select(0, at), values))
 
 
 def _repetition(scores: Tensor, penalty: Tensor) -> Tensor:
@@ -118,16 +135,11 @@ def _repetition(scores: Tensor, penalty: Tensor) -> Tensor:
     return torch.where(scores < 0, scores * penalty, scores / penalty)
 
 
-_NO_IDS: IntArray = np.zeros(0, dtype=np.int64)
-_NO_VALUES: Float64Array = np.zeros(0, dtype=np.float64)
-_PROCESSORS: tuple[tuple[Callable[[RowSampling, int], Cells], Callable[[Tensor, Tensor], Tensor]], ...] = (
-    (_pick_bias, torch.add),
-    (_pick_banned, lambda _, minus_infinity: minus_infinity),
-    (_pick_repeated, _repetition),
-    (_pick_counted, torch.sub),
-)
-
-
 def to_device(array: Float64Array | Float32Array | IntArray, like: Tensor) -> Tensor:
     """A tensor with the array's values and dtype on the device of ``like``."""
     return torch.from_numpy(array).to(like.device)
+
+
+def to_index(rows: Iterable[int], like: Tensor) -> Tensor:
+    """Row numbers as an index on the device of ``like``."""
+    return torch.tensor(list(rows), dtype=torch.int64, device=like.device)

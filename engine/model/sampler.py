@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import ModelError
+from .bias import BiasTable
 from .drawing import draw
 from .guided_rows import consult
-from .processors import process
+from .peaks import Peaks, find_peaks, starts
+from .processors import process, to_index
 from .runner import Int32Array, PromptScore, RowOutput, RowSampling, SampledToken, TokenScore
 
 _NOT_FINITE = "the model's logits are not finite (NaN or infinite); the weights or the chosen dtype are at fault"
@@ -26,11 +29,13 @@ _NONE_LEFT = "no token is left to choose: all are banned; loosen logit_bias, min
 
 
 class Sampler:
-    """Chooses tokens. Stateless: the same rows and logits give the same answer on every call."""
+    """Chooses tokens. The same rows and logits give the same answer on every call: what it keeps is made from the
+    parameters of requests and saves time, no more."""
 
     def __init__(self, *, vocab_limit: int | None = None) -> None:
         """``vocab_limit``: ids from here on (padding of the model's head) never come out and have no probability."""
         self._limit = vocab_limit
+        self._biases = BiasTable()
 
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[RowOutput]:
         """One output per row, in order.
@@ -44,16 +49,19 @@ class Sampler:
             return []
         with torch.inference_mode():
             raw = self._visible(logits)
-            norm = raw.logsumexp(dim=-1)
+            logprobs = raw.log_softmax(dim=-1)
             rows, masks, faults, refusals = consult(rows, raw.shape[1])
-            scores = process(raw, norm, rows, masks)
-            spoilt = _spoilt(norm, scores, faults, refusals)
-            chosen = _choose(scores, rows, spoilt)
-            logprobs = _gather_logprobs(raw, norm, chosen)
-            tops = _top_logprobs(raw, norm, {i: r.params.logprobs or 0 for i, r in enumerate(rows) if r.seeds})
-            beams = _top_logprobs(scores, None, {i: row.beam_candidates for i, row in enumerate(rows)})
+            scores = process(raw, logprobs, rows, masks, self._biases)
+            peaks = find_peaks(scores)
+            spoilt = _spoilt(logprobs, peaks, faults, refusals)
+            chosen = _choose(scores, peaks, rows, spoilt)
+            found = _gather(logprobs, chosen)
+            asked = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs and row.seeds}
+            tops = _top(peaks if scores is raw else find_peaks(raw), logprobs, asked) if asked else {}
+            beams = {i: row.beam_candidates for i, row in enumerate(rows) if row.beam_candidates > 0}
+            offered = _top(peaks, scores, beams) if beams else {}
         return [
-            spoilt.get(i) or _output(row, chosen[i], logprobs[i], tops.get(i, ()), beams.get(i, ()))
+            spoilt.get(i) or _output(row, chosen[i], found[i], tops.get(i, ()), offered.get(i, ()))
             for i, row in enumerate(rows)
         ]
 
@@ -69,17 +77,17 @@ class Sampler:
             return ()
         with torch.inference_mode():
             raw = self._visible(logits)
-            norm = raw.logsumexp(dim=-1)
-            if not bool(norm.isfinite().all()):
+            logprobs = raw.log_softmax(dim=-1)
+            if not all(_sound(logprobs)):
                 raise ModelError(f"prompt log-probabilities: {_NOT_FINITE}")
             ids = torch.as_tensor(targets, dtype=torch.int64, device=raw.device)
             inside = ids < raw.shape[1]
-            found = raw.gather(1, ids.clamp(max=raw.shape[1] - 1)[:, None])[:, 0] - norm
-            logprobs: list[float] = found.masked_fill(~inside, -torch.inf).tolist()
-            tops = _top_logprobs(raw, norm, dict.fromkeys(range(len(targets)), top))
+            found = logprobs.gather(1, ids.clamp(max=raw.shape[1] - 1)[:, None])[:, 0]
+            values: list[float] = found.masked_fill(~inside, -torch.inf).tolist()
+            tops = _top(find_peaks(raw), logprobs, dict.fromkeys(range(len(targets)), top)) if top else {}
         return tuple(
             PromptScore(token, logprob, tops.get(i, ()))
-            for i, (token, logprob) in enumerate(zip(targets.tolist(), logprobs, strict=True))
+            for i, (token, logprob) in enumerate(zip(targets.tolist(), values, strict=True))
         )
 
     def _visible(self, logits: Tensor) -> Tensor:
@@ -87,62 +95,56 @@ class Sampler:
         return (logits if self._limit is None else logits[:, : self._limit]).float()
 
 
+def _sound(logprobs: Tensor) -> list[bool]:
+    """Which rows come from good logits: a NaN, an infinity or nothing but bans (``-inf``) makes a whole row NaN."""
+    sound: list[bool] = (~logprobs[:, 0].isnan()).tolist()
+    return sound
+
+
 def _spoilt(
-    norm: Tensor, scores: Tensor, faults: Mapping[int, str], refusals: Mapping[int, str]
+    logprobs: Tensor, peaks: Peaks, faults: Mapping[int, str], refusals: Mapping[int, str]
 ) -> dict[int, RowOutput]:
     """The rows that nothing can be drawn for, and why. Where the model is at fault nobody else is."""
-    sound: list[bool] = norm.isfinite().tolist()
-    alive: list[bool] = (scores.amax(dim=-1) > -torch.inf).tolist()
+    alive: list[bool] = (peaks.maxima.amax(dim=-1) > -torch.inf).tolist()
     found = {i: RowOutput(refusal=refusals.get(i, _NONE_LEFT)) for i, a in enumerate(alive) if not a or i in refusals}
     found |= {i: RowOutput(error=fault) for i, fault in faults.items()}
-    return found | {i: RowOutput(error=_NOT_FINITE) for i, s in enumerate(sound) if not s}
+    return found | {i: RowOutput(error=_NOT_FINITE) for i, sound in enumerate(_sound(logprobs)) if not sound}
 
 
-def _choose(scores: Tensor, rows: Sequence[RowSampling], spoilt: Container[int]) -> list[list[int]]:
+def _choose(scores: Tensor, peaks: Peaks, rows: Sequence[RowSampling], spoilt: Container[int]) -> list[list[int]]:
     """The chosen ids of each row, one per seed; none for spoilt rows and for beams."""
     live = [i for i, row in enumerate(rows) if row.seeds and i not in spoilt and row.beam_candidates == 0]
     greedy = [i for i in live if rows[i].params.greedy]
-    drawing = [i for i in live if not rows[i].params.greedy]
-    chosen: list[list[int]] = [[] for _ in rows]
-    if greedy:
-        best: list[int] = _part(scores, greedy).argmax(dim=-1).tolist()
-        for i, token in zip(greedy, best, strict=True):
-            chosen[i] = [token] * len(rows[i].seeds)
+    drawing = {i: rows[i] for i in live if not rows[i].params.greedy}
+    best: list[int] = peaks.best(to_index(greedy, scores)).tolist() if greedy else []
+    chosen = {i: [token] * len(rows[i].seeds) for i, token in zip(greedy, best, strict=True)}
     if drawing:
-        for i, tokens in zip(drawing, draw(_part(scores, drawing), [rows[i] for i in drawing]), strict=True):
-            chosen[i] = tokens
-    return chosen
+        chosen |= draw(scores, peaks, drawing)
+    return [chosen.get(i, []) for i in range(len(rows))]
 
 
-def _part(scores: Tensor, rows: Sequence[int]) -> Tensor:
-    """Some rows; without a copy when it is all of them."""
-    return scores if len(rows) == len(scores) else scores[rows]
-
-
-def _gather_logprobs(raw: Tensor, norm: Tensor, chosen: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Raw log-probabilities of the chosen ids, in the same shape."""
-    rows = torch.tensor([i for i, ids in enumerate(chosen) for _ in ids], dtype=torch.int64, device=raw.device)
-    flat = torch.tensor([token for ids in chosen for token in ids], dtype=torch.int64, device=raw.device)
-    values = iter((raw[rows, flat] - norm[rows]).tolist())
+def _gather(logprobs: Tensor, chosen: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Log-probabilities of the chosen ids, in the same shape."""
+    rows = to_index((i for i, ids in enumerate(chosen) for _ in ids), logprobs)
+    values = iter(logprobs[rows, to_index((token for ids in chosen for token in ids), logprobs)].tolist())
     return [[next(values) for _ in ids] for ids in chosen]
 
 
-def _top_logprobs(scores: Tensor, norm: Tensor | None, counts: dict[int, int]) -> dict[int, tuple[TokenScore, ...]]:
-    """The best ``counts[row]`` ids of each row that asks for any, best first, minus ``norm``; ``-inf`` is left out."""
-    asking = [row for row, count in counts.items() if count > 0]
-    if not asking:
-        return {}
-    width = min(scores.shape[1], max(counts[row] for row in asking))
-    values, ids = scores[asking].topk(width, dim=-1)
-    logprobs: list[list[float]] = (values if norm is None else values - norm[asking, None]).tolist()
-    tokens: list[list[int]] = ids.tolist()
+def _top(peaks: Peaks, shown: Tensor, counts: Mapping[int, int]) -> dict[int, tuple[TokenScore, ...]]:
+    """The best ``counts[row]`` ids, at least 1, of each row named, best first and equal ones by id, with what ``shown``
+    (shape [R, V]) says of them. What is ``-inf`` is left out."""
+    rows, wanted = to_index(counts, shown), to_index(counts.values(), shown).clamp_(max=peaks.vocab)
+    best = peaks.top(rows, int(wanted.max()))
+    floors = best.gather(1, wanted[:, None] - 1)[:, 0].clamp_(min=torch.finfo(best.dtype).min)
+    cells = peaks.at_least(rows, floors)
+    scores = shown[rows[cells.owners], cells.ids].tolist()
+    owners, ids, values = (column.cpu().numpy() for column in cells)
+    order = np.lexsort((ids, -values, owners))
+    found = [TokenScore(token, scores[at]) for token, at in zip(ids[order].tolist(), order.tolist(), strict=True)]
+    lengths = np.bincount(owners, minlength=len(counts))
     return {
-        row: tuple(
-            TokenScore(token, logprob)
-            for token, logprob in zip(tokens[i][: counts[row]], logprobs[i], strict=False)
-            if logprob > -torch.inf
-        )
-        for i, row in enumerate(asking)
+        row: tuple(found[start : start + min(count, length)])
+        for (row, count), start, length in zip(counts.items(), starts(lengths).tolist(), lengths.tolist(), strict=True)
     }
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
 
 from ...errors import ModelError
 from ...telemetry.logging import get_logger
+from ..acceleration import Acceleration
+from .attention import make_backend
 from .checkpoint import load_checkpoint
 from .gguf_file import converted
+from .native.library import DTYPES, Kernels, kernels
 from .runner import ModelRunner
 from .text import TextCodec
 from .transformers_runner import TransformersRunner
@@ -25,18 +29,31 @@ _SOURCES = (
 )
 
 
+class Setup(NamedTuple):
+    """Where and how a model is to run."""
+
+    device: torch.device
+    dtype: torch.dtype
+    attention_backend: str
+    acceleration: Acceleration
+    cache_dir: Path
+    """Where converted models and compiled kernels are kept."""
+
+    def kernels(self) -> Kernels | None:
+        """The C++ kernels, compiled if need be; ``None`` where they are of no use, not wanted or cannot be had."""
+        wanted = self.acceleration.native and self.attention_backend != "torch"
+        if not wanted or self.device.type != "cpu" or self.dtype not in DTYPES:
+            return None
+        return kernels(self.cache_dir / "native")
+
+
 def open_model(
-    source: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    attention_backend: str,
-    report: Callable[[str, float], None],
-    cache_dir: Path,
-    chat_template: str | None,
+    source: str, how: Setup, report: Callable[[str, float], None], chat_template: str | None
 ) -> tuple[ModelRunner, TextCodec | None]:
     """Find, load and probe. Parameters and errors: see :func:`~octavo.engine.model.loader.load`."""
-    folder = _locate(source, dtype, report, cache_dir)
-    found = load_checkpoint(folder, dtype=dtype, device=device, report=report, chat_template=chat_template)
+    folder = _locate(source, how.dtype, report, how.cache_dir)
+    found = load_checkpoint(folder, dtype=how.dtype, device=how.device, report=report, chat_template=chat_template)
+    compiled = how.kernels()
     report("probe", 0.0)
     runner = TransformersRunner(
         found.model,
@@ -45,9 +62,12 @@ def open_model(
         identity=found.identity,
         eos_token_ids=found.eos_token_ids,
         vocab_limit=found.vocab_limit,
-        device=device,
-        dtype=dtype,
-        attention_backend=attention_backend,
+        device=how.device,
+        dtype=how.dtype,
+        attention=make_backend(how.attention_backend, how.device, compiled, shares=how.acceleration.shared_prefix),
+        fused=how.acceleration.fused,
+        packed=how.acceleration.packed,
+        kernels=compiled,
     )
     report("probe", 1.0)
     _report_context(runner, found.model.config.get_text_config().max_position_embeddings)

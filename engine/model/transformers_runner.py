@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,10 +16,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...errors import DeviceOutOfMemory, ModelError
-from .attention import make_backend
-from .attention.forward_context import forward_context
+from .attention import AttentionBackend
 from .attention.kv_tensors import KVTensors, LayerGeometry
-from .attention.paged_context import PagedContext
+from .attention.torch_backend import TorchBackend
+from .decoder import Decoder, PackedTokens
+from .lowering import lower
+from .native.library import Kernels
 from .probe import probe, usable_context
 from .runner import (
     Int32Array,
@@ -47,10 +48,13 @@ class TransformersRunner:
     :param fingerprint: hex digest of everything that determines K and V (see ``ModelInfo``).
     :param identity: the same in parts; the runner adds what it knows itself, the dtype and the geometry.
     :param vocab_limit: ids from here on are never drawn (a head padded beyond the tokenizer); ``None``: no limit.
+    :param attention: who attends over the cache; ``None``: the reference, in plain torch.
     :param poison: fill the cache with NaN at first, so that reads of unwritten slots show (tests).
     :param clock: seconds, for the timings of a step.
+    :param fused: run a decoder whose structure is recognised as a flat program of fused operations.
+    :param packed: lay weights out for oneDNN on the CPU.
+    :param kernels: what the program computes with; ``None``: plain torch.
     :raises UnsupportedModel: when the model cannot run on a paged cache.
-    :raises ModelError: when no attention backend has that name.
     """
 
     def __init__(  # noqa: PLR0913  # what a checkpoint says about itself, then where and how to run it
@@ -64,19 +68,21 @@ class TransformersRunner:
         vocab_limit: int | None,
         device: torch.device,
         dtype: torch.dtype,
-        attention_backend: str = "torch",
+        attention: AttentionBackend | None = None,
         poison: bool = False,
         clock: Callable[[], float] = time.perf_counter,
+        fused: bool = False,
+        packed: bool = False,
+        kernels: Kernels | None = None,
     ) -> None:
-        self._backend = make_backend(attention_backend, device)
+        self._backend = attention or TorchBackend(device)
         self._layers = probe(model)
-        self._model: PreTrainedModel | None = model
+        self._decoder: Decoder | None = lower(model, self._layers, fused=fused, packed=packed, kernels=kernels)
         self._device = device
         self._dtype = dtype
         self._poison = poison
         self._clock = clock
         self._sampler = Sampler(vocab_limit=vocab_limit)
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._kv: KVTensors | None = None
         self._info = ModelInfo(
             name=name,
@@ -136,27 +142,27 @@ class TransformersRunner:
         with self._out_of_memory_named(f"importing {len(blocks)} blocks"), torch.inference_mode():
             self._open()[1].import_blocks(blocks, payloads)
 
-    def _open(self) -> tuple[PreTrainedModel, KVTensors]:
-        if self._kv is None or self._model is None:
+    def _open(self) -> tuple[Decoder, KVTensors]:
+        if self._kv is None or self._decoder is None:
             raise ModelError("the runner has no cache: it was closed, or allocate was not called")
-        return self._model, self._kv
+        return self._decoder, self._kv
 
     def _execute(self, step: StepInput) -> StepOutput:
-        model, kv = self._open()
+        decoder, kv = self._open()
         self._check(step, kv)
         began = self._clock()
         kv.copy(step.copies)
         if not step.rows:
             return StepOutput(())
         wanted = _Wanted.of(step.rows)
-        logits = self._forward(model, kv, step, wanted.positions)
+        logits = self._forward(decoder, kv, step, wanted.positions)
         computed = self._clock()
         outputs = self._choose(step.rows, logits, wanted)
         return StepOutput(outputs, {"forward": computed - began, "sample": self._clock() - computed})
 
     def close(self) -> None:
         """Free the weights and the cache. Idempotent."""
-        self._model = None
+        self._decoder = None
         self._kv = None
         self._release_unused()
 
@@ -182,19 +188,11 @@ class TransformersRunner:
         if step.rows:
             require_range("block", np.concatenate([row.blocks for row in step.rows]), kv.num_blocks)
 
-    def _forward(self, model: PreTrainedModel, kv: KVTensors, step: StepInput, positions: Int64Array) -> Tensor:
+    def _forward(self, decoder: Decoder, kv: KVTensors, step: StepInput, positions: Int64Array) -> Tensor:
         """:returns: float32 logits at ``positions`` of the packed tokens, shape [len(positions), V]."""
-        context = PagedContext(kv, self._backend.plan(step.rows, kv.block_size), self._to_device(step.slots))
-        keep = self._to_device(positions)
-        with forward_context(context):
-            output = model(
-                input_ids=self._to_device(step.tokens)[None],
-                position_ids=self._to_device(step.positions)[None],
-                use_cache=False,
-                **({"logits_to_keep": keep} if self._keeps_logits else {}),
-            )
-        logits: Tensor = output.logits[0]
-        return (logits if self._keeps_logits else logits[keep]).float()
+        tokens = PackedTokens(*(self._to_device(array) for array in (step.tokens, step.positions, step.slots)))
+        attention = self._backend.plan(step.rows, kv.block_size)
+        return decoder.logits(tokens, kv, attention, self._to_device(positions)).float()
 
     def _choose(self, rows: Sequence[Row], logits: Tensor, wanted: _Wanted) -> tuple[RowOutput, ...]:
         outputs = [RowOutput() for _ in rows]

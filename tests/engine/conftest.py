@@ -62,6 +62,13 @@ class InlineThread:
         await asyncio.sleep(0)  # readers get their turn, as in life
         return function(*args)
 
+    async def call_beside(
+        self, meanwhile: Callable[[], None] | None, function: Callable[..., object], *args: object
+    ) -> object:
+        if meanwhile is not None:
+            meanwhile()
+        return await self.call(function, *args)
+
     async def close(self, timeout: float) -> bool:
         return True
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from io import StringIO
 from pathlib import Path
 from random import Random
 from types import ModuleType
 
 import pytest
 
+ROUND = {"admit", "admit, ids packed", "decode", "finish", "churn", "churn, ids packed"}
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks"
 
 
@@ -55,11 +57,57 @@ def test_missed_targets_are_named(bookkeeping: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_command_line_gives_json(bookkeeping: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bookkeeping.main(["--quick", "--json"]) == 0
-    output = json.loads(capsys.readouterr().out)
-    assert {line["act"] for line in output["results"]} >= {"admit", "rehit", "finish", "churn", "decode"}
-    assert isinstance(output["missed"], list)
+def test_command_line_gives_json(bookkeeping: ModuleType, tmp_path: Path) -> None:
+    assert bookkeeping.main(["--quick", "--peers", str(tmp_path), "--json", str(tmp_path / "found.json")]) == 0
+    output = json.loads((tmp_path / "found.json").read_text())
+    assert {line["act"] for line in output["numbers"]["yardstick"]} >= {"admit", "rehit", "finish", "churn", "decode"}
+    assert {tuple(line["microseconds"]) for line in output["numbers"]["peers"]} == {("octavo",)}
+    assert any(note.startswith("vllm skipped") for note in output["notes"])
+
+
+def test_a_round_measures_every_act(bookkeeping: ModuleType) -> None:
+    one_round = _load("bookkeeping_acts").one_round
+    octavo, yardstick = (one_round(side, 64, seed=1) for side in (bookkeeping.Octavo, bookkeeping.Yardstick))
+    assert set(octavo) == set(yardstick) == ROUND
+    assert min(*octavo.values(), *yardstick.values()) > 0
+
+
+def test_a_peer_answers_line_by_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    peers, bookkeeping = _load("bookkeeping_peers"), _load("bookkeeping")
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # it is given back at the end
+    monkeypatch.setattr(sys, "stdin", StringIO("[64, 1]\n[32, 2]\n"))
+    peers.serve(bookkeeping.Yardstick)
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [set(answer) for answer in answers] == [ROUND] * 2
+
+
+def test_a_peer_that_ends_says_why(tmp_path: Path) -> None:
+    peers = _load("bookkeeping_peers")
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho no such engine >&2\nexit 1\n")
+    python.chmod(0o755)
+    with (
+        (tmp_path / "log").open("w+") as log,
+        peers.Peer("vllm", tmp_path, log) as peer,
+        pytest.raises(peers.PeerFailed, match="vllm: no such engine"),
+    ):
+        peer.one_round(64, 1)
+
+
+def test_targets_are_stricter_for_long_prompts() -> None:
+    rivals, report = _load("bookkeeping_rivals"), _load("report")
+    sides = {"octavo": report.Spread.of([1.0, 2.0]), "vllm": report.Spread.of([6.0, 14.0])}
+    short, long = rivals.peer_targets({(512, "admit"): sides, (2_048, "admit"): sides})
+    assert (short.value, short.limit, short.passes) == (6.5, 5, True)
+    assert (long.value, long.limit, long.passes) == (6.5, 10, False)
+    assert rivals.peer_sheet({(512, "admit"): sides}).rows[0][-1] == "6.5"
+
+
+def test_scale_runs_in_a_full_pool_and_keeps_every_sequence() -> None:
+    found = _load("bookkeeping_scale").cost(blocks=1_000, running=4, random=Random(1))  # noqa: S311  # not for secrets
+    assert set(found.times) == {"admit", "commit", "decode", "finish", "churn"}
+    assert min(found.times.values()) > 0
 
 
 @pytest.mark.parametrize("packed", [False, True])

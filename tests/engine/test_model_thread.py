@@ -111,3 +111,39 @@ def test_a_call_that_ends_after_its_event_loop_is_dropped_in_silence() -> None:
     assert asyncio.run(close())
     threads[0]._thread.join(5.0)
     assert not threads[0]._thread.is_alive()
+
+
+@pytest.mark.asyncio
+async def test_work_beside_a_call_runs_while_it_runs() -> None:
+    thread = ModelThread()
+    gate, seen = threading.Event(), asyncio.Event()
+
+    async def open_then() -> None:
+        await seen.wait()  # the call is still under way, or else this would wait for ever
+        gate.set()
+
+    opening = asyncio.create_task(open_then())
+    assert await thread.call_beside(seen.set, gate.wait, 30.0)
+    await opening
+    assert await thread.close(5.0)
+
+
+@pytest.mark.asyncio
+async def test_no_work_is_done_beside_a_call_that_is_over() -> None:
+    """Neither late nor after a cancellation: who called does it then, or nobody."""
+    thread = ModelThread()
+    gate = threading.Event()
+    done: list[str] = []
+    assert await thread.call_beside(None, lambda: 7) == 7
+    assert await thread.call_beside(lambda: done.append("short"), lambda: 8) == 8
+    waiting = asyncio.create_task(thread.call_beside(lambda: done.append("cancelled"), gate.wait))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    before = list(done)
+    await asyncio.sleep(0.01)
+    assert done == before
+    assert "cancelled" not in done
+    gate.set()
+    assert await thread.close(5.0)

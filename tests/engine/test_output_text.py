@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo import AsyncEngine, FinishReason, RequestOutput, SamplingParams
 from octavo.engine.generation import Generation
@@ -217,3 +219,37 @@ def test_nothing_is_looked_for_before_it_may_stop() -> None:
     assert text.push(0, may_stop=False) is None
     assert text.push(0) == "ab"
     assert text.text == "ab"
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=60), st.booleans())
+def test_the_text_is_the_same_whenever_somebody_looks(tokens: list[tuple[int, bool]], copied: bool) -> None:
+    """Without stop strings it is made at a look: of all that has come, with characters in pieces, on a copy, too."""
+    codec = PiecesCodec(b"\xf0\x9f", b"\x98\x80", b"a", b"\xe2", b"\x82", b"\xac")
+    text, seen = OutputText(codec, SamplingParams()), ""
+    for token, looks in tokens:
+        assert text.push(token) is None
+        if looks:
+            assert text.text.startswith(seen)
+            seen = text.text
+        text = text.copy() if copied else text
+    assert text.finish() is None
+    assert text.text == codec.decode([token for token, _ in tokens])
+    assert text.text.startswith(seen)
+
+
+def test_a_tokenizer_that_fails_leaves_the_text_as_it_was() -> None:
+    class Failing(PiecesCodec):
+        def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+            if 1 in ids:
+                raise ZeroDivisionError("bad")
+            return super().decode(ids, skip_special_tokens=skip_special_tokens)
+
+    text = OutputText(Failing(b"a", b"b"), SamplingParams())
+    text.push(0)
+    assert (text.text, text.fault) == ("a", None)
+    text.push(1)
+    assert text.text == "a"
+    assert isinstance(text.fault, ZeroDivisionError)
+    text.push(0)
+    text.finish()
+    assert text.text == text.copy().text == "a"

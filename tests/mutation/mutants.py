@@ -43,6 +43,7 @@ TIER_POLICIES = "engine/tier_policies.py"
 SCHEDULER = "engine/scheduler.py"
 LOOP = "engine/loop.py"
 COMMIT = "engine/commit.py"
+DELIVERY = "engine/delivery.py"
 SUBMISSION = "engine/submission.py"
 MEASURES = "engine/insight/measures.py"
 READINGS = "engine/insight/readings.py"
@@ -172,14 +173,14 @@ KNOWN_FAULTS = (
     Mutant(
         "8 eviction counts what was free already",
         EVICTION,
-        "        return self._pool.free - goal + count\n",
+        "        return pool.free - goal + count\n",
         "        return count\n",
         IN_EVICTION,
     ),
     Mutant(
         "9 an id is twice in the free list",
         POOL,
-        "            if held == 1 and block not in self._pins:\n",
+        "            if held == 1 and block not in pins:\n",
         "            if held == 1:\n",
         IN_POOL,
         "free runs cannot hold an id twice unless a block is freed while it is pinned",
@@ -208,8 +209,8 @@ KNOWN_FAULTS = (
     Mutant(
         "13 an inner block goes before its children",
         TREE,
-        "        if node.children:\n            return\n",
-        "",
+        "                if not part.children:\n                    self._offer(part)\n",
+        "                self._offer(part)\n",
         IN_TREE,
     ),
     Mutant(
@@ -519,8 +520,8 @@ MORE = (
     Mutant(
         "nothing is released at the end",
         MANAGER,
-        "        self.pool.release(sequence.table.own)\n",
-        "",
+        "            self.pool.release(table.blocks[published:])\n",
+        "            pass\n",
         IN_MANAGER,
     ),
     Mutant(
@@ -912,10 +913,8 @@ TIERED_ENGINE = (
     Mutant(
         "evicted blocks are copied after the step that overwrites them",
         "engine/loop.py",
-        "        await self._tiering.save(is_idle=not plan.rows)\n"
-        "        if not plan.rows:\n            await self._wait()\n",
-        "        if not plan.rows:\n"
-        "            await self._tiering.save(is_idle=True)\n            await self._wait()\n",
+        "        await self._tiering.save(is_idle=not rows)\n        if not rows:\n            await self._wait()\n",
+        "        if not rows:\n            await self._tiering.save(is_idle=True)\n            await self._wait()\n",
         IN_TIERING,
     ),
     Mutant(
@@ -1258,7 +1257,7 @@ TELEMETRY = (
     ),
     Mutant(
         "a request ends for the reason of its first draw",
-        COMMIT,
+        DELIVERY,
         "        shown = group.samples if results is None else results\n",
         "        shown = group.samples\n",
         IN_COUNTED_ONCE,
@@ -1337,7 +1336,7 @@ TELEMETRY = (
     ),
     Mutant(
         "tenants are labels",
-        COMMIT,
+        DELIVERY,
         "        self._counters.finished[reason.value] += 1\n",
         '        self._counters.finished[f"{reason.value} {group.namespace.salt}"] += 1\n',
         IN_METRICS,
@@ -1390,9 +1389,9 @@ TELEMETRY = (
     Mutant(
         "a step without survivors has no span",
         LOOP,
-        "        traces = self._traces_in(plan.rows) if self._tracing.live else ()  # before some of them are aborted\n"
+        "        traces = self._traces_in(rows) if self._tracing.live else ()  # before some of them are aborted\n"
         "        self._run_inbox()\n",
-        "        self._run_inbox()\n        traces = self._traces_in(plan.rows) if self._tracing.live else ()\n",
+        "        self._run_inbox()\n        traces = self._traces_in(rows) if self._tracing.live else ()\n",
         IN_COUNTED_ONCE,
     ),
     Mutant(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from octavo.engine.model.attention import AttentionOptions, make_backend
 from octavo.engine.model.attention.forward_context import AttentionCall, forward_context, paged_attention
-from octavo.engine.model.attention.torch_backend import _KeyView
+from octavo.engine.model.attention.torch_backend import TorchBackend, _KeyView
 from octavo.engine.model.runner import Row
 from octavo.errors import ModelError
 
@@ -89,7 +89,7 @@ def lay_out(case: Case, *, dtype: torch.dtype = torch.float64) -> Laid:
 
 
 def attend(laid: Laid, block_size: int, rows: Sequence[Row] | None = None) -> Tensor:
-    step = make_backend("torch", CPU).plan(laid.rows if rows is None else rows, block_size)
+    step = make_backend("torch", CPU, None).plan(laid.rows if rows is None else rows, block_size)
     return step.attend(laid.query, laid.keys, laid.values, laid.options)
 
 
@@ -166,8 +166,16 @@ def test_half_precision_stays_in_half_precision_and_close() -> None:
 
 
 def test_an_unknown_backend_lists_the_known_ones() -> None:
-    with pytest.raises(ModelError, match=r"'tensorcore'.*torch"):
-        make_backend("tensorcore", CPU)
+    with pytest.raises(ModelError, match=r"'tensorcore'.*auto, native, torch"):
+        make_backend("tensorcore", CPU, None)
+
+
+def test_native_is_refused_where_it_cannot_run_and_auto_does_without() -> None:
+    with pytest.raises(ModelError, match="the CPU only, not on meta"):
+        make_backend("native", torch.device("meta"), None)
+    with pytest.raises(ModelError, match=r"C\+\+ compiler"):
+        make_backend("native", CPU, None)
+    assert isinstance(make_backend("auto", CPU, None), TorchBackend)
 
 
 class Listener:

@@ -24,6 +24,7 @@ from transformers.generation.logits_process import (
 )
 
 from octavo.engine.model import drawing
+from octavo.engine.model.peaks import find_peaks
 from octavo.engine.model.randomness import derive_seed, uniform
 from octavo.engine.model.runner import RowOutput, RowSampling, TokenScore
 from octavo.engine.model.sampler import Sampler
@@ -172,8 +173,8 @@ def kept_by(warpers: Sequence[LogitsProcessor], logits: Tensor) -> set[int]:
 
 def reachable(params: SamplingParams, logits: Tensor) -> set[int]:
     """Every token that some uniform number can hit."""
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / params.temperature
-    candidates = drawing._filtered(scaled, [row(params)])
+    peaks = find_peaks(logits)
+    candidates = drawing._filtered(peaks, drawing._filters(logits, peaks, [0], [row(params)]))
     assert candidates.ids is not None
     return {int(t) for t, w in zip(candidates.ids[0], candidates.weights[0], strict=True) if w > 0}
 

@@ -1,0 +1,58 @@
+"""Linear layers over weights in the kernels' own layout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .library import Kernels
+
+_WIDTH = 48
+"""Outputs of a panel (``WIDTH`` in ``src/product.h``): the last one is filled up."""
+
+
+class NativeProduct:
+    """A :class:`~octavo.engine.model.lowering.linear.Product` of the kernels.
+
+    :param weight: shape [N, K], on the CPU, such that :func:`can_lay_out`; copied.
+    """
+
+    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
+        self.outputs, self.inputs = weight.shape
+        self.bias = None if bias is None else bias.contiguous()
+        self.panels = weight.new_empty(-(-self.outputs // _WIDTH) * _WIDTH, self.inputs)
+        self._run = kernels.function("product", weight.dtype)
+        weight = weight.contiguous()
+        kernels.function("lay_out", weight.dtype)(
+            self.panels.data_ptr(), weight.data_ptr(), self.outputs, self.inputs, torch.get_num_threads()
+        )
+
+    def settled(self, pack: object) -> NativeProduct:
+        return self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._multiply(x, None)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._multiply(x, residual.contiguous())
+
+    def _multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        out = x.new_empty(len(x), self.outputs)
+        self._run(
+            x.data_ptr(),
+            x.stride(0),
+            len(x),
+            self.panels.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+            self.inputs,
+            self.outputs,
+            None if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+
+def can_lay_out(kernels: Kernels, weight: Tensor) -> bool:
+    """Whether the kernels are the better choice for ``weight``. Inputs are taken in pairs where dtypes are narrow."""
+    return weight.device.type == "cpu" and weight.dtype in kernels.has_products and weight.shape[1] % 2 == 0

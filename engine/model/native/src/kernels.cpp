@@ -1,0 +1,103 @@
+// The library's C face. Pointers are not checked here: octavo.engine.model.native.library does that.
+#include "attention.h"
+#include "decoder.h"
+#include "elementwise.h"
+#include "product.h"
+#include "selftest.h"
+
+using namespace octavo;
+
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr int64_t WORTH_A_TEAM = 1 << 15;  // elements; waking another thread costs microseconds
+
+extern "C" {
+
+// 0 when the kernels compute what they should on this processor.
+int octavo_selftest() {
+    return !(attention_agrees<float>(1e-4f) && attention_agrees<bfloat16>(2e-2f) && norm_agrees<float>(1e-4f) &&
+             norm_agrees<bfloat16>(5e-2f) && product_agrees<float>(1e-3f) && product_agrees<bfloat16>(0.2f));
+}
+
+// tables: the block tables of all rows, one behind the other; table_sizes: blocks of each.
+Plan* octavo_plan(int rows, const int32_t* starts, const int32_t* lengths, const int32_t* contexts, const int32_t* tables,
+                  const int32_t* table_sizes, int block_size, int group, int shares, int threads) {
+    Plan* plan = new Plan;
+    plan->block_size = block_size;
+    int64_t size = 0;
+    int tokens = 0;
+    for (int i = 0; i < rows; i++) size += table_sizes[i], tokens += lengths[i];
+    plan->tables.assign(tables, tables + size);
+    plan->positions.resize(tokens);
+    const int32_t* table = plan->tables.data();
+    for (int i = 0; i < rows; i++) {
+        plan->rows.push_back({starts[i], lengths[i], contexts[i], table});
+        for (int t = 0; t < lengths[i]; t++) plan->positions[starts[i] + t] = contexts[i] - lengths[i] + t;
+        table += table_sizes[i];
+    }
+    int tile = TILE / group > 1 ? TILE / group : 1;
+    Planner(*plan, tile, threads, shares).make();
+    return plan;
+}
+
+void octavo_free(Plan* plan) { delete plan; }
+
+int octavo_max_group() { return TILE; }
+
+int octavo_has_products_float32() {
+#if defined(__AVX512F__)
+    return 1;
+#else
+    return 0;  // oneDNN is better where the registers are fewer
+#endif
+}
+
+int octavo_has_products_bfloat16() {
+#if defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+#define OCTAVO_FOR(T, NAME)                                                                                              \
+    void octavo_attend_##NAME(Plan* plan, const T* query, int64_t stride, const T* keys, const T* values, T* output,     \
+                              int heads, int kv_heads, int key_dim, int value_dim, float scale, int threads) {           \
+        Layer<T> layer{query, stride,   keys,    values,    output,                                                      \
+                       heads, kv_heads, key_dim, value_dim, scale * LOG2E};                                              \
+        prepare(*plan, heads, value_dim);                                                                                \
+        Team::run(threads, [&](Team& team) {                                                                             \
+            Worker<T> worker(*plan, key_dim, value_dim);                                                                 \
+            attend(team, *plan, layer, worker);                                                                          \
+        });                                                                                                              \
+    }                                                                                                                    \
+    void octavo_rms_norm_##NAME(T* to, const T* from, int64_t stride, const T* weight, int64_t rows, int64_t size,       \
+                                float eps, int threads) {                                                                \
+        Team::run(rows * size > WORTH_A_TEAM ? threads : 1,                                                              \
+                  [&](Team& team) { rms_norm(team, to, from, stride, Norm<T>{weight, eps}, rows, size); });              \
+    }                                                                                                                    \
+    void octavo_silu_mul_##NAME(T* to, const T* from, int64_t rows, int64_t size, int threads) {                         \
+        Team::run(rows * size > WORTH_A_TEAM ? threads : 1, [&](Team& team) { silu_mul(team, to, from, rows, size); });  \
+    }                                                                                                                    \
+    void octavo_rotate_store_##NAME(T* packed, int64_t stride, const T* cos, const T* sin, const int64_t* slots,         \
+                                    T* keys, T* values, int64_t tokens, int heads, int kv_heads, int dim, int turned,    \
+                                    int threads) {                                                                       \
+        Projected<T> step{packed, stride, cos,      sin, slots,  keys,         values,                                   \
+                          tokens, heads,  kv_heads, dim, turned, {nullptr, 0}, {nullptr, 0}};                            \
+        Team::run(tokens * stride > WORTH_A_TEAM ? threads : 1, [&](Team& team) { rotate_store(team, step); });          \
+    }                                                                                                                    \
+    void octavo_lay_out_##NAME(Words* to, const T* weight, int64_t outputs, int64_t inputs, int threads) {               \
+        Team::run(threads, [&](Team& team) { lay_out(team, to, weight, outputs, inputs); });                             \
+    }                                                                                                                    \
+    void octavo_product_##NAME(const T* x, int64_t stride, int64_t rows, const Words* panels, const T* bias,             \
+                               int64_t inputs, int64_t outputs, const T* residual, T* to, int threads) {                 \
+        Team::run(threads, [&](Team& team) {                                                                             \
+            product(team, x, stride, rows, Weight<T>{panels, bias, inputs, outputs}, residual, to);                      \
+        });                                                                                                              \
+    }                                                                                                                    \
+    void octavo_decoder_##NAME(const Decoder<T>* decoder, const Step<T>* step, Plan* plan, int threads) {                \
+        run(*decoder, *step, *plan, threads);                                                                            \
+    }
+
+OCTAVO_FOR(float, float32)
+OCTAVO_FOR(bfloat16, bfloat16)
+}

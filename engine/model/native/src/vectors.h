@@ -1,0 +1,148 @@
+// Sixteen floats at a time, in GCC's and Clang's vector extensions: AVX-512 where there is one, else what the machine has.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace octavo {
+
+constexpr int LANES = 16;
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+struct bfloat16 {
+    uint16_t bits;
+};
+
+inline Floats splat(float value) { return Floats{} + value; }
+inline Floats bits_to_floats(Words bits) { return reinterpret_cast<Floats>(bits); }
+
+inline float to_float(float value) { return value; }
+inline float to_float(bfloat16 value) {
+    uint32_t bits = uint32_t(value.bits) << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+inline Floats load(const float* from) {
+    Floats result;
+    std::memcpy(&result, from, sizeof result);
+    return result;
+}
+inline Floats load(const bfloat16* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+#if defined(__AVX512F__)  // GCC makes two halves of a conversion
+    return bits_to_floats((Words)_mm512_cvtepu16_epi32((__m256i)halves) << 16);
+#else
+    return bits_to_floats(__builtin_convertvector(halves, Words) << 16);
+#endif
+}
+
+inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
+inline void store(bfloat16* to, Floats value) {
+    Words bits = reinterpret_cast<Words>(value);
+    Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even, as torch does
+    Words nan = (bits >> 16) | 0x40;
+    Ints is_nan = value != value;
+    Words chosen = reinterpret_cast<Words>(is_nan ? reinterpret_cast<Ints>(nan) : reinterpret_cast<Ints>(rounded));
+    Halves halves = __builtin_convertvector(chosen, Halves);
+    std::memcpy(to, &halves, sizeof halves);
+}
+
+template <class T>
+inline void store_first(T* to, Floats value, int count) {
+    if (count >= LANES) return store(to, value);
+    alignas(64) T all[LANES];
+    store(all, value);
+    std::memcpy(to, all, count * sizeof(T));
+}
+template <class T>
+inline Floats load_first(const T* from, int count) {
+    if (count >= LANES) return load(from);
+    alignas(64) T all[LANES] = {};
+    std::memcpy(all, from, count * sizeof(T));
+    return load(all);
+}
+
+inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+
+#if defined(__AVX512F__)
+inline float sum(Floats v) { return _mm512_reduce_add_ps((__m512)v); }
+inline float greatest(Floats v) { return _mm512_reduce_max_ps((__m512)v); }
+#else
+inline float sum(Floats v) {
+    float halves[LANES];
+    std::memcpy(halves, &v, sizeof v);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) halves[i] += halves[i + width];
+    return halves[0];
+}
+inline float greatest(Floats v) {
+    float halves[LANES];
+    std::memcpy(halves, &v, sizeof v);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) halves[i] = halves[i] > halves[i + width] ? halves[i] : halves[i + width];
+    return halves[0];
+}
+#endif
+
+// 2^x for x <= 126; exact 0 from -126 down. A polynomial on [-1/2, 1/2] (minimax, relative error below 2e-7) times a power of two.
+inline Floats exp2(Floats x) {
+    Ints tiny = x < splat(-126.0f);
+    x = tiny ? splat(-126.0f) : x;
+    Floats shifted = x + splat(12582912.0f);  // 1.5 * 2^23: the rounded integer falls into the low bits
+    Ints whole = reinterpret_cast<Ints>(shifted) - 0x4b400000;
+    Floats part = x - (shifted - splat(12582912.0f));
+    Floats result = splat(1.535336188319500e-4f);
+    result = result * part + 1.339887440266574e-3f;
+    result = result * part + 9.618437357674640e-3f;
+    result = result * part + 5.550332471162809e-2f;
+    result = result * part + 2.402264791363012e-1f;
+    result = result * part + 6.931472028550421e-1f;
+    result = result * part + 1.0f;
+    result = reinterpret_cast<Floats>(reinterpret_cast<Ints>(result) + (whole << 23));
+    return tiny ? splat(0.0f) : result;
+}
+
+// Sixteen rows of sixteen 32-bit words become columns: to[c] holds word c of every row.
+inline void transpose(const Words* rows, Words* to) {
+#if defined(__AVX512F__)
+    __m512i r[16], t[16];
+    for (int i = 0; i < 16; i++) r[i] = reinterpret_cast<const __m512i&>(rows[i]);
+    for (int i = 0; i < 8; i++) {
+        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {  // r[4 * q + i]: columns i, 4 + i, 8 + i, 12 + i of rows 4 * q to 4 * q + 3
+        t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+        t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
+        t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+        t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        reinterpret_cast<__m512i&>(to[i]) = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+        reinterpret_cast<__m512i&>(to[8 + i]) = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+        reinterpret_cast<__m512i&>(to[4 + i]) = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+        reinterpret_cast<__m512i&>(to[12 + i]) = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
+    }
+#else
+    for (int row = 0; row < 16; row++)
+        for (int column = 0; column < 16; column++) to[column][row] = rows[row][column];
+#endif
+}
+
+}  // namespace octavo
