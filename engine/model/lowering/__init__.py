@@ -19,7 +19,7 @@ from ..native.library import DTYPES, Kernels, NativeOps
 from ..native.product import NativeProduct, can_lay_out
 from ..probe import difference, trial
 from .anatomy import NotLowered
-from .linear import Pack, PackedProduct, Product, can_pack
+from .linear import DenseProduct, Pack, PackedProduct, Product, can_pack
 from .modules import pack_modules
 from .native_decoder import NativeDecoder
 from .ops import Ops
@@ -70,7 +70,10 @@ def _pack(model: PreTrainedModel, kernels: Kernels | None) -> Pack | None:
         return PackedProduct if can_pack(model.device, model.dtype) else None
 
     def pack(weight: Tensor, bias: Tensor | None) -> Product:
-        return NativeProduct(kernels, weight, bias) if can_lay_out(kernels, weight) else PackedProduct(weight, bias)
+        if can_lay_out(kernels, weight):
+            return NativeProduct(kernels, weight, bias)
+        by_torch = can_pack(weight.device, weight.dtype)
+        return PackedProduct(weight, bias) if by_torch else DenseProduct((weight,), (bias,))
 
     return pack
 

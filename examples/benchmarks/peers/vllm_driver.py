@@ -39,6 +39,7 @@ class Vllm:
             enable_prefix_caching=opening.caching,
             enforce_eager=opening.variant == "eager",
             max_logprobs=20,
+            gpu_memory_utilization=0.3,  # a share of the memory; by default nearly all
             seed=SAMPLING_SEED,
         )
         self._beams: dict[int, tuple[list[int], Turn]] = {}

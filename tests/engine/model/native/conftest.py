@@ -1,22 +1,22 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from octavo.engine.model.loader import default_cache_dir
 from octavo.engine.model.native import build
-from octavo.engine.model.native.build import CannotBuild, built
+from octavo.engine.model.native.build import built
 from octavo.tests.engine.model.native.native_rig import WatchedKernels
 
 
 @pytest.fixture(scope="session")
 def library_file() -> Path:
     """The compiled kernels, where every engine on this machine keeps them."""
-    try:
-        return built(default_cache_dir() / "native")
-    except CannotBuild as reason:
-        pytest.skip(f"no kernels: {reason}")
+    if not any(shutil.which(name) for name in build._COMPILERS):
+        pytest.skip("no kernels: no C++ compiler")
+    return built(default_cache_dir() / "native")
 
 
 @pytest.fixture(scope="session", params=["this processor", "any processor"])

@@ -55,7 +55,8 @@ def model_of(family: str, extra: Mapping[str, object], dtype: torch.dtype = torc
         if parameter.ndim == 1:
             middle = 1.0 if "norm" in name else 0.0
             parameter.data = middle + 0.3 * torch.randn(parameter.shape, generator=random)
-    return model.to(dtype)
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 class Watched:
