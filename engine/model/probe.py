@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...errors import ModelError, UnsupportedModel
+from .attention import AttentionBackend
 from .attention.forward_context import ATTENTION_NAME, AttentionCall, forward_context
 from .attention.kv_tensors import KVTensors, LayerGeometry
 from .attention.torch_backend import TorchBackend
@@ -63,16 +64,23 @@ def _compare(model: PreTrainedModel, name: str) -> tuple[LayerGeometry, ...]:
     return geometry
 
 
-def trial(decoder: Decoder, model: PreTrainedModel, layers: Sequence[LayerGeometry]) -> Tensor:
+def trial(
+    decoder: Decoder,
+    model: PreTrainedModel,
+    layers: Sequence[LayerGeometry],
+    attention: AttentionBackend | None = None,
+) -> Tensor:
     """Logits of two short texts on a small paged cache, the first in two chunks, the second beside its second chunk.
 
     :param model: says which dtype, device and vocabulary.
+    :param attention: who attends; ``None``: the reference.
     :returns: of every token, in order, shape [T, V].
     """
     first, second = _texts(model)
     kv = KVTensors(layers, 3, _BLOCK_SIZE, dtype=model.dtype, device=model.device, poison=True)
-    head = _paged_logits(decoder, kv, [(first, 0, _SPLIT, (2, 0))])
-    both = _paged_logits(decoder, kv, [(first, _SPLIT, len(first), (2, 0)), (second, 0, len(second), (1,))])
+    backend = attention or TorchBackend(model.device)
+    head = _paged_logits(decoder, kv, backend, [(first, 0, _SPLIT, (2, 0))])
+    both = _paged_logits(decoder, kv, backend, [(first, _SPLIT, len(first), (2, 0)), (second, 0, len(second), (1,))])
     return torch.cat((head, both))
 
 
@@ -134,7 +142,10 @@ def _own_logits(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
 
 
 def _paged_logits(
-    decoder: Decoder, kv: KVTensors, parts: Sequence[tuple[Sequence[int], int, int, tuple[int, ...]]]
+    decoder: Decoder,
+    kv: KVTensors,
+    backend: AttentionBackend,
+    parts: Sequence[tuple[Sequence[int], int, int, tuple[int, ...]]],
 ) -> Tensor:
     """Logits of one step over (text, from, to, blocks)."""
     tokens: list[int] = []
@@ -149,7 +160,7 @@ def _paged_logits(
         slots += [blocks[p // _BLOCK_SIZE] * _BLOCK_SIZE + p % _BLOCK_SIZE for p in range(start, stop)]
     device = kv.keys(0).device
     packed = PackedTokens(*(torch.tensor(numbers, device=device) for numbers in (tokens, positions, slots)))
-    plan = TorchBackend(device).plan(rows, _BLOCK_SIZE)
+    plan = backend.plan(rows, _BLOCK_SIZE)
     return decoder.logits(packed, kv, plan, torch.arange(len(tokens), device=device))
 
 

@@ -295,3 +295,42 @@ def test_the_curves_of_all_scenarios_are_drawn(sharing: ModuleType, tmp_path: Pa
     assert [len(sheet.rows) for sheet in shown] == [len(s.rates) * len(s.arms) for s in sharing.SCENARIOS]
     sharing.save_plot(results, tmp_path / "sharing.png")
     assert (tmp_path / "sharing.png").read_bytes().startswith(b"\x89PNG")
+
+
+# levers
+
+
+class _Idle(FakeRunner):
+    """The steps read what nobody wrote."""
+
+    def execute(self, step: StepInput) -> StepOutput:
+        return StepOutput(())
+
+
+def test_levers_are_added_one_by_one() -> None:
+    levers = _load("levers")
+    made = list(levers.ways().values())
+    on = [[getattr(each, lever) for lever in levers.LEVERS] for each in made]
+    assert on == [[at < count for at in range(4)] for count in range(5)]
+
+
+def test_steps_of_all_shapes_fit_the_cache_and_share_what_they_should(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    levers = _load("levers")
+    for shape in levers.SHAPES:
+        step = levers.step_of(shape)
+        owners: dict[int, int] = {}
+        for row in step.rows:
+            for block in row.blocks.tolist():
+                owners[block] = owners.get(block, 0) + 1
+        assert sum(count == shape.rows for count in owners.values()) >= shape.shared // levers.BLOCK_SIZE
+        assert len(set(step.slots.tolist())) == len(step.tokens) == shape.rows * shape.length
+
+    def fake(*_: object, **__: object) -> loader.LoadedModel:
+        return loader.LoadedModel(_Idle(vocab_size=VOCABULARY), None)
+
+    monkeypatch.setattr(levers, "load", fake)
+    found = tmp_path / "levers.json"
+    assert levers.main(["--quick", "--json", str(found)]) == 0
+    assert len(json.loads(found.read_text(encoding="utf-8"))["numbers"]) == 5

@@ -53,7 +53,7 @@ class NativeStep:
         if query.stride(2) != 1 or query.stride(1) != key_dim:
             query = query.contiguous()
         out = query.new_empty(tokens, heads, value_dim)
-        self._kernels.function("attend", query.dtype)(
+        failed = self._kernels.function("attend", query.dtype)(
             self._plan(heads // kv_heads).handle,
             query.data_ptr(),
             query.stride(0),
@@ -67,6 +67,8 @@ class NativeStep:
             options.scaling,
             torch.get_num_threads(),
         )
+        if failed:
+            raise MemoryError(f"no memory for the attention of {tokens} tokens")
         return out
 
     def plan_for(self, heads: int, kv_heads: int, dim: int, options: Sequence[AttentionOptions]) -> NativePlan | None:
@@ -77,7 +79,8 @@ class NativeStep:
 
     def _takes(self, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> bool:
         return (
-            query.dtype in DTYPES
+            query.dtype == keys.dtype == values.dtype
+            and query.dtype in DTYPES
             and self._is_plain(options)
             and keys.shape[3] % LANES == 0
             and values.shape[3] % LANES == 0

@@ -13,7 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ....telemetry.logging import get_logger
+from ..attention import AttentionBackend
 from ..attention.kv_tensors import LayerGeometry
+from ..attention.native_backend import NativeBackend
 from ..decoder import Decoder, ModuleDecoder
 from ..native.library import DTYPES, Kernels, NativeOps
 from ..native.product import NativeProduct, can_lay_out
@@ -60,7 +62,7 @@ def lower(
         program = lowering.program(small) if fused else None
         if program is not None:
             settled = program.settled(pack)
-            return settled if own_kernels is None else NativeDecoder.over(settled, own_kernels)
+            return settled if own_kernels is None else lowering.native(settled, own_kernels)
         return lowering.own if pack is None else lowering.packed(pack)
 
 
@@ -96,6 +98,16 @@ class _Lowering:
             return None
         return program
 
+    def native(self, program: Program, kernels: Kernels) -> Decoder:
+        """In one call of the kernels, with their attention, where that gives the same; else the program."""
+        decoder = NativeDecoder.over(program, kernels)
+        try:
+            self._verify(decoder, NativeBackend(kernels, shares=True))
+        except Exception as reason:  # noqa: BLE001  # the same
+            self._report("model_not_native", reason)
+            return program
+        return decoder
+
     def packed(self, pack: Pack) -> Decoder:
         replaced = pack_modules(self._model, pack)
         try:
@@ -106,8 +118,9 @@ class _Lowering:
             self._report("model_not_packed", reason)
         return self.own
 
-    def _verify(self, decoder: Decoder) -> None:
-        error = difference(trial(decoder, self._model, self._layers), self._expected)
+    def _verify(self, decoder: Decoder, attention: AttentionBackend | None = None) -> None:
+        got = trial(decoder, self._model, self._layers, attention)
+        error = difference(got.to(self._expected.dtype), self._expected)
         if error is not None:
             raise NotLowered(f"its logits would differ by {error:.2g}")
 

@@ -86,7 +86,8 @@ class NativeDecoder:
         arrays = (x, cos, sin, tokens.slots, keep, logits)
         step = _Step(*(array.data_ptr() for array in arrays), len(x), len(keep))
         decoder = bound.structure(cos.shape[1])
-        self._run(ctypes.addressof(decoder), ctypes.addressof(step), plan.handle, torch.get_num_threads())
+        if self._run(ctypes.addressof(decoder), ctypes.addressof(step), plan.handle, torch.get_num_threads()):
+            raise MemoryError(f"no memory for a step of {len(x)} tokens")
         return logits
 
     def _binding(self, kv: KVTensors) -> _Bound:
@@ -106,7 +107,10 @@ class _Bound:
         self._layers = (_Layer * len(program.layers))(
             *(_layer(layer, kv.keys(i), kv.values(i)) for i, layer in enumerate(program.layers))
         )
-        self._same = all(self._fits(layer, kv.keys(i)) for i, layer in enumerate(program.layers))
+        self._same = all(
+            _shapes(layer) == _shapes(program.layers[0]) and kv.keys(i).shape[2:] == (self._kv_heads, self._dim)
+            for i, layer in enumerate(program.layers)
+        )
         self.vocabulary = _outputs(program.head)
 
     def plan(self, attention: StepAttention) -> NativePlan | None:
@@ -127,10 +131,6 @@ class _Bound:
             self._dim,
             turned,
         )
-
-    def _fits(self, layer: Layer, keys: Tensor) -> bool:
-        width = (self._heads + 2 * self._kv_heads) * self._dim
-        return keys.shape[2:] == (self._kv_heads, self._dim) and _outputs(layer.qkv) == width
 
 
 def _layer(layer: Layer, keys: Tensor, values: Tensor) -> _Layer:
@@ -160,6 +160,12 @@ def _weight(product: Product) -> _Weight:
         raise TypeError(f"{type(product).__name__} has no panels")
     bias = None if product.bias is None else product.bias.data_ptr()
     return _Weight(product.panels.data_ptr(), bias, product.inputs, product.outputs)
+
+
+def _shapes(layer: Layer) -> list[tuple[int, int]]:
+    """Of the layer's products: one workspace serves all layers."""
+    products = (layer.qkv, layer.out, layer.gate_up, layer.down)
+    return [(each.inputs, each.outputs) for each in products if isinstance(each, NativeProduct)]
 
 
 def _outputs(product: Product) -> int:

@@ -47,6 +47,9 @@ def _fit(i: int, parts: Parts, seen: Testimony, bench: Bench, geometry: LayerGeo
     layer = _layer(parts.layers[i], seen.options[i], geometry, ops)
     x, expected = seen.entered[i : i + 2]
     cos, sin = (table[0] for table in parts.rotary(x[None], bench.tokens.positions[None]))
+    _require(
+        cos.dtype == sin.dtype == x.dtype and cos.shape == sin.shape and cos.shape[-1] <= geometry.key_dim, "rotation"
+    )
     step = Pass(cos, sin, bench.tokens.slots, bench.attention())
     for each in (layer, replace(layer, rotates=False)):
         if _same_update(each.run(x, step, bench.kv.keys(i), bench.kv.values(i), None, ops), expected, x):

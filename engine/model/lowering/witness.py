@@ -15,6 +15,7 @@ from ..attention import AttentionOptions, StepAttention
 from ..attention.kv_tensors import KVTensors, LayerGeometry
 from ..attention.torch_backend import TorchBackend
 from ..decoder import Decoder, PackedTokens
+from ..probe import usable_context
 from ..runner import Row
 from .anatomy import NotLowered
 
@@ -45,12 +46,14 @@ class Bench(NamedTuple):
 
 
 def lay_out(model: PreTrainedModel, layers: Sequence[LayerGeometry]) -> Bench:
-    """A text of some tokens on a cache of one block."""
+    """A text of some tokens on a cache of one block. It stands at the end of the context, where whatever grows with the
+    position shows; the trial of the whole decoder looks at the beginning."""
     vocab = int(model.config.get_text_config().vocab_size)
-    numbers = torch.arange(_LENGTH, device=model.device)
+    slots = torch.arange(_LENGTH, device=model.device)
+    positions = slots + max(usable_context(model.config) - _LENGTH, 0)
     kv = KVTensors(layers, 1, _LENGTH, dtype=model.dtype, device=model.device)
     row = Row(0, _LENGTH, _LENGTH, np.zeros(1, dtype=np.int32), None)
-    return Bench(PackedTokens((numbers * 7 + 5) % vocab, numbers, numbers), kv, row)
+    return Bench(PackedTokens((slots * 7 + 5) % vocab, positions, slots), kv, row)
 
 
 def observe(decoder: Decoder, watched: Sequence[nn.Module], bench: Bench) -> Testimony:
@@ -60,7 +63,7 @@ def observe(decoder: Decoder, watched: Sequence[nn.Module], bench: Bench) -> Tes
     """
     listener = _Listener(bench.attention())
     with _listening(watched) as heard:
-        logits = decoder.logits(bench.tokens, bench.kv, listener, bench.tokens.positions)
+        logits = decoder.logits(bench.tokens, bench.kv, listener, bench.tokens.slots)
     silent = [type(module).__name__ for module in watched if module not in heard]
     if silent:
         raise NotLowered(f"its {silent[0]} is not called")

@@ -36,6 +36,8 @@ def built(folder: Path, compilers: Sequence[str] = _COMPILERS) -> Path:
     :param compilers: programs to look for on the path; the first one that is there is taken.
     :raises CannotBuild: without a compiler, when it fails, when the trial fails, when others may write to ``folder``.
     """
+    if getattr(sys, "frozen", False):  # the trial below would start the application once more
+        raise CannotBuild("this is a frozen application: there is no Python to try the kernels with")
     compiler = next((found for name in compilers if (found := shutil.which(name))), None)
     if compiler is None:
         raise CannotBuild(f"no C++ compiler is installed ({', '.join(compilers)})")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ....errors import ModelError
 from ....telemetry.logging import get_logger
 from ..runner import Int32Array, Row
 from .build import CannotBuild, built
@@ -80,6 +81,7 @@ class NativePlan:
         numbers: Int32Array = np.array(
             [[row.start, row.length, row.context, len(row.blocks)] for row in rows], dtype=np.int32
         ).T.copy()
+        _require_rows(numbers, block_size)
         starts, lengths, contexts, sizes = (_address(column) for column in numbers)
         self.handle: int | None = kernels.plan(
             len(rows),
@@ -93,6 +95,8 @@ class NativePlan:
             shares,
             torch.get_num_threads(),
         )
+        if self.handle is None:
+            raise MemoryError(f"no memory to plan a step of {len(rows)} rows")
 
     def __del__(self) -> None:
         handle, self.handle = getattr(self, "handle", None), None
@@ -166,8 +170,23 @@ def kernels(folder: Path) -> Kernels | None:
 def _typed(library: ctypes.CDLL, name: str, kinds: Sequence[type]) -> ctypes._NamedFuncPointer:
     function: ctypes._NamedFuncPointer = getattr(library, name)
     function.argtypes = kinds
-    function.restype = None
+    function.restype = c_int if "attend" in name or "decoder" in name else None
     return function
+
+
+def _require_rows(numbers: Int32Array, block_size: int) -> None:
+    """The kernels take rows at their word.
+
+    :param numbers: starts, lengths, contexts and sizes of the block tables, shape [4, rows].
+    :raises ModelError: unless rows are packed one behind the other and their tables cover their contexts.
+    """
+    starts, lengths, contexts, sizes = numbers
+    order = starts.argsort()
+    ends = lengths[order].cumsum()
+    packed = (lengths >= 1).all() and (starts[order] == ends - lengths[order]).all()
+    covered = (contexts >= lengths).all() and (contexts <= sizes.astype(np.int64) * block_size).all()
+    if not (packed and covered):
+        raise ModelError("rows of a step overlap, or a block table is shorter than its row")
 
 
 def _address(array: npt.NDArray[np.int32]) -> int:

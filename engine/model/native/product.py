@@ -37,6 +37,8 @@ class NativeProduct:
         return self._multiply(x, residual.contiguous())
 
     def _multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        if x.stride(1) != 1:
+            x = x.contiguous()
         out = x.new_empty(len(x), self.outputs)
         self._run(
             x.data_ptr(),

@@ -223,13 +223,10 @@ class Worker {
             highest = max(highest, scores[v]);
         }
         float peak = std::max(peaks_[i], greatest(highest));
-        if (peak == -INFINITY) {  // nothing seen yet
-            std::memset(weights_[i], 0, sizeof weights_[i]);
-            return;
-        }
+        float base = peak == -INFINITY ? 0.0f : peak;  // nothing seen yet: weights are 0, or NaN where a score is
         Floats total = {};
         for (int v = 0; v < vectors; v++) {
-            scores[v] = exp2(scores[v] - peak);
+            scores[v] = exp2(scores[v] - base);
             total += scores[v];
         }
         for (int v = vectors; v < RUN / LANES; v++) scores[v] = Floats{};

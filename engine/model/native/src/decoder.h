@@ -90,10 +90,11 @@ void run(Team& team, const Decoder<T>& decoder, const DecoderLayer<T>& layer, co
 
 template <class T>
 void run(const Decoder<T>& decoder, const Step<T>& step, Plan& plan, int threads) {
-    Workspace<T> space(decoder, step);
+    Workspace<T> space(decoder, step);  // nothing is allocated among threads: an exception could not leave them
+    std::vector<Worker<T>> workers(threads, Worker<T>(plan, decoder.dim, decoder.dim));
     prepare(plan, decoder.heads, decoder.dim);
     Team::run(threads, [&](Team& team) {
-        Worker<T> worker(plan, decoder.dim, decoder.dim);
+        Worker<T>& worker = workers[team.index()];
         for (int i = 0; i < decoder.count; i++)
             run(team, decoder, decoder.layers[i], step, plan, space, worker, i + 1 == decoder.count);
         const int64_t hidden = decoder.head.inputs;

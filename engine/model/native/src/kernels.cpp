@@ -1,4 +1,7 @@
 // The library's C face. Pointers are not checked here: octavo.engine.model.native.library does that.
+#include <memory>
+#include <new>
+
 #include "attention.h"
 #include "decoder.h"
 #include "elementwise.h"
@@ -10,6 +13,17 @@ using namespace octavo;
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr int64_t WORTH_A_TEAM = 1 << 15;  // elements; waking another thread costs microseconds
 
+// 1 when there is no memory, which no exception may say across the border.
+template <class Work>
+int guarded(Work work) {
+    try {
+        work();
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
 extern "C" {
 
 // 0 when the kernels compute what they should on this processor.
@@ -18,30 +32,29 @@ int octavo_selftest() {
              norm_agrees<bfloat16>(5e-2f) && product_agrees<float>(1e-3f) && product_agrees<bfloat16>(0.2f));
 }
 
-// tables: the block tables of all rows, one behind the other; table_sizes: blocks of each.
+// tables: the block tables of all rows, one behind the other; table_sizes: blocks of each. Null: there is no memory.
 Plan* octavo_plan(int rows, const int32_t* starts, const int32_t* lengths, const int32_t* contexts, const int32_t* tables,
                   const int32_t* table_sizes, int block_size, int group, int shares, int threads) {
-    Plan* plan = new Plan;
-    plan->block_size = block_size;
-    int64_t size = 0;
-    int tokens = 0;
-    for (int i = 0; i < rows; i++) size += table_sizes[i], tokens += lengths[i];
-    plan->tables.assign(tables, tables + size);
-    plan->positions.resize(tokens);
-    const int32_t* table = plan->tables.data();
-    for (int i = 0; i < rows; i++) {
-        plan->rows.push_back({starts[i], lengths[i], contexts[i], table});
-        for (int t = 0; t < lengths[i]; t++) plan->positions[starts[i] + t] = contexts[i] - lengths[i] + t;
-        table += table_sizes[i];
-    }
-    int tile = TILE / group > 1 ? TILE / group : 1;
-    Planner(*plan, tile, threads, shares).make();
-    return plan;
+    auto plan = std::make_unique<Plan>();
+    int failed = guarded([&] {
+        plan->block_size = block_size;
+        int64_t size = 0;
+        int tokens = 0;
+        for (int i = 0; i < rows; i++) size += table_sizes[i], tokens += lengths[i];
+        plan->tables.assign(tables, tables + size);
+        plan->positions.resize(tokens);
+        const int32_t* table = plan->tables.data();
+        for (int i = 0; i < rows; i++) {
+            plan->rows.push_back({starts[i], lengths[i], contexts[i], table});
+            for (int t = 0; t < lengths[i]; t++) plan->positions[starts[i] + t] = contexts[i] - lengths[i] + t;
+            table += table_sizes[i];
+        }
+        Planner(*plan, TILE / group > 1 ? TILE / group : 1, threads, shares).make();
+    });
+    return failed ? nullptr : plan.release();
 }
 
 void octavo_free(Plan* plan) { delete plan; }
-
-int octavo_max_group() { return TILE; }
 
 int octavo_has_products_float32() {
 #if defined(__AVX512F__)
@@ -60,16 +73,16 @@ int octavo_has_products_bfloat16() {
 }
 
 #define OCTAVO_FOR(T, NAME)                                                                                              \
-    void octavo_attend_##NAME(Plan* plan, const T* query, int64_t stride, const T* keys, const T* values, T* output,     \
-                              int heads, int kv_heads, int key_dim, int value_dim, float scale, int threads) {           \
-        Layer<T> layer{query, stride,   keys,    values,    output,                                                      \
-                       heads, kv_heads, key_dim, value_dim, scale * LOG2E};                                              \
-        prepare(*plan, heads, value_dim);                                                                                \
-        Team::run(threads, [&](Team& team) {                                                                             \
-            Worker<T> worker(*plan, key_dim, value_dim);                                                                 \
-            attend(team, *plan, layer, worker);                                                                          \
-        });                                                                                                              \
-    }                                                                                                                    \
+    int octavo_attend_##NAME(Plan* plan, const T* query, int64_t stride, const T* keys, const T* values, T* output,     \
+                             int heads, int kv_heads, int key_dim, int value_dim, float scale, int threads) {           \
+        return guarded([&] {                                                                                            \
+            Layer<T> layer{query, stride,   keys,    values,    output,                                                 \
+                           heads, kv_heads, key_dim, value_dim, scale * LOG2E};                                         \
+            std::vector<Worker<T>> workers(threads, Worker<T>(*plan, key_dim, value_dim));                              \
+            prepare(*plan, heads, value_dim);                                                                           \
+            Team::run(threads, [&](Team& team) { attend(team, *plan, layer, workers[team.index()]); });                 \
+        });                                                                                                             \
+    }                                                                                                                   \
     void octavo_rms_norm_##NAME(T* to, const T* from, int64_t stride, const T* weight, int64_t rows, int64_t size,       \
                                 float eps, int threads) {                                                                \
         Team::run(rows * size > WORTH_A_TEAM ? threads : 1,                                                              \
@@ -94,8 +107,8 @@ int octavo_has_products_bfloat16() {
             product(team, x, stride, rows, Weight<T>{panels, bias, inputs, outputs}, residual, to);                      \
         });                                                                                                              \
     }                                                                                                                    \
-    void octavo_decoder_##NAME(const Decoder<T>* decoder, const Step<T>* step, Plan* plan, int threads) {                \
-        run(*decoder, *step, *plan, threads);                                                                            \
+    int octavo_decoder_##NAME(const Decoder<T>* decoder, const Step<T>* step, Plan* plan, int threads) {                \
+        return guarded([&] { run(*decoder, *step, *plan, threads); });                                                  \
     }
 
 OCTAVO_FOR(float, float32)

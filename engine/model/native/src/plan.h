@@ -86,7 +86,7 @@ class Planner {
         int shortest = std::min(first.end - first.begin, last.end - last.begin);
         int common = depth + 1;
         while (common < shortest && first.begin[common] == last.begin[common]) common++;
-        int saved = (int(high - low) - 1) * (common - covered) * plan_.block_size;
+        int64_t saved = int64_t(high - low - 1) * (common - covered) * plan_.block_size;
         if (saved >= MIN_SAVED) {
             part(wholes, low, high, covered, common);
             covered = common;
@@ -126,8 +126,8 @@ class Planner {
         int64_t fair = threads_ > 1 ? work / (threads_ * 4) : work;
         std::vector<Unit> cut;
         for (const Unit& unit : plan_.units) {
-            int most = std::max(int64_t(MIN_SPLIT), fair / unit.tokens);
-            most = (most + 63) / 64 * 64;
+            int64_t wanted = std::max<int64_t>(MIN_SPLIT, fair / unit.tokens);
+            int most = int(std::min<int64_t>((wanted + 63) / 64 * 64, unit.to - unit.from));
             for (int from = unit.from; from < unit.to; from += most) {
                 bool is_rest = unit.to - from <= most + MIN_SPLIT / 2;
                 cut.push_back(unit);

@@ -43,10 +43,8 @@ bool attention_agrees(float tolerance) {
     Layer<T> layer{query.data(), heads * dim, keys.data(), values.data(), output.data(),
                    heads,        kv_heads,    dim,         dim,           0.2f * 1.4426950408889634f};
     prepare(plan, heads, dim);
-    Team::run(2, [&](Team& team) {
-        Worker<T> worker(plan, dim, dim);
-        attend(team, plan, layer, worker);
-    });
+    std::vector<Worker<T>> workers(2, Worker<T>(plan, dim, dim));
+    Team::run(2, [&](Team& team) { attend(team, plan, layer, workers[team.index()]); });
     for (const Row& row : plan.rows)
         for (int t = row.start; t < row.start + row.length; t++)
             for (int head = 0; head < heads; head++) {

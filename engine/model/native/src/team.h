@@ -34,6 +34,8 @@ class Team {
         }
     }
 
+    int index() const { return index_; }
+
     // Wait for all.
     void meet() {
         if (size_ == 1) return;

@@ -94,7 +94,7 @@ inline float greatest(Floats v) {
 }
 #endif
 
-// 2^x for x <= 126; exact 0 from -126 down. A polynomial on [-1/2, 1/2] (minimax, relative error below 2e-7) times a power of two.
+// 2^x for x <= 126; exact 0 from -126 down; NaN stays NaN. A polynomial on [-1/2, 1/2] (minimax, relative error below 2e-7) times a power of two.
 inline Floats exp2(Floats x) {
     Ints tiny = x < splat(-126.0f);
     x = tiny ? splat(-126.0f) : x;
@@ -109,6 +109,7 @@ inline Floats exp2(Floats x) {
     result = result * part + 6.931472028550421e-1f;
     result = result * part + 1.0f;
     result = reinterpret_cast<Floats>(reinterpret_cast<Ints>(result) + (whole << 23));
+    result = x == x ? result : x;
     return tiny ? splat(0.0f) : result;
 }
 

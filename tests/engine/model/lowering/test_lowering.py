@@ -65,6 +65,14 @@ LEFT_ALONE: dict[str, tuple[str, Mapping[str, object]]] = {
         }.items()
     },
 }
+
+
+def growing(beta: float) -> dict[str, object]:
+    """Settings of a family whose queries grow with their position, from one on that short texts never reach."""
+    positions = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    return {"max_position_embeddings": 256, "rope_parameters": {**positions, "llama_4_scaling_beta": beta}}
+
+
 SWITCHES = {"fused": (True, False), "packed": (False, True), "both": (True, True)}
 
 
@@ -284,3 +292,8 @@ class Keeping:
 
     def logits(self, tokens: PackedTokens, kv: KVTensors, attention: StepAttention, keep: Tensor) -> Tensor:
         return self._decoder.logits(tokens, kv, attention, keep.new_tensor([1, 0]))
+
+
+def test_a_factor_that_shows_late_is_seen() -> None:
+    assert isinstance(made(build("ministral3", growing(0.1))), ModuleDecoder)
+    assert isinstance(made(build("ministral3", growing(0.0))), Program)

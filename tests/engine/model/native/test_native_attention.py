@@ -15,7 +15,9 @@ from torch import Tensor
 from octavo.engine.model.attention import AttentionOptions, make_backend
 from octavo.engine.model.attention.native_backend import NativeBackend
 from octavo.engine.model.attention.torch_backend import TorchBackend
+from octavo.engine.model.native.library import NativePlan
 from octavo.engine.model.runner import Int32Array, Row
+from octavo.errors import ModelError
 from octavo.tests.engine.model.native.native_rig import WatchedKernels, threads
 
 CPU = torch.device("cpu")
@@ -308,3 +310,30 @@ def test_a_backend_is_found_by_its_name(kernels: WatchedKernels) -> None:
     assert isinstance(make_backend("auto", CPU, kernels), NativeBackend)
     assert isinstance(make_backend("torch", CPU, kernels), TorchBackend)
     assert isinstance(make_backend("auto", torch.device("meta"), kernels), TorchBackend)
+
+
+@pytest.mark.parametrize("dtype", ATOL)
+def test_keys_that_are_no_numbers_are_not_passed_over(kernels: WatchedKernels, dtype: torch.dtype) -> None:
+    """A whole run of them, alone and as a prefix of two rows; a third row does not see them."""
+    branches = [Branch(0, 0.0, 200, 1), Branch(0, 0.5, 60, 1), Branch(0, 0.0, 90, 1)]
+    case = lay_out(branches, Shape(dtype=dtype), most=200)
+    for block in case.rows[0].blocks[:4]:
+        case.keys[block] = torch.nan
+    for shares in (True, False):
+        out = attend(kernels, case, shares=shares)
+        assert all(out[row.start].isnan().all() for row in case.rows[:2])
+        assert out[case.rows[2].start].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [Row(0, 1, 33, np.zeros(2, dtype=np.int32), None)],
+        [Row(0, 3, 2, np.zeros(1, dtype=np.int32), None)],
+        [Row(0, 2, 2, np.zeros(1, dtype=np.int32), None), Row(1, 1, 1, np.zeros(1, dtype=np.int32), None)],
+    ],
+    ids=["short table", "more tokens than context", "overlap"],
+)
+def test_rows_that_would_read_foreign_memory_are_refused(kernels: WatchedKernels, rows: Sequence[Row]) -> None:
+    with pytest.raises(ModelError, match="rows of a step"):
+        NativePlan(kernels, rows, 16, 1, shares=True)
