@@ -16,14 +16,14 @@ class Acceleration:
     """
 
     native: bool = True
-    """Kernels in C++, built just in time where a compiler is there: attention that reads the blocks in place, norms,
-    position encoding. Without a compiler, or off: plain torch."""
+    """Kernels in C++, built just in time where a compiler is there: attention that reads the blocks in place,
+    matrix products, and with ``fused`` and ``packed`` a decoder's whole step. Without a compiler, or off: torch."""
     shared_prefix: bool = True
     """Rows that share blocks (chats over one system prompt, samples, beams) read and score them once."""
     fused: bool = True
     """Decoders whose structure is recognised run as a flat program of fused operations, others as they are."""
     packed: bool = True
-    """Weights are kept in the layout that oneDNN's matrix products prefer, on CPUs that it supports."""
+    """Weights are kept in the layout that the kernels' matrix products read, or oneDNN's where those are not there."""
     overlap: bool = True
     """Outputs of a step are delivered while the next one runs."""
 

@@ -69,7 +69,7 @@ def _compile(compiler: str, folder: Path, key: str) -> Path:
         if result.returncode:  # Apple's compiler knows no OpenMP: one thread is better than none
             result = _run(command)
         if result.returncode:
-            raise CannotBuild(f"{compiler} failed: {_last_line(result.stderr)}")
+            raise CannotBuild(f"{compiler} failed: {_first_error(result.stderr)}")
         if _run([sys.executable, "-c", _TRIAL, str(made)]).returncode:
             raise CannotBuild("the compiled kernels do not compute right on this processor")
         return made.replace(folder / _name(key, made))
@@ -114,6 +114,6 @@ def _require_ours(folder: Path) -> None:
         raise CannotBuild(f"{folder} belongs to others or can be written by them")
 
 
-def _last_line(text: str) -> str:
+def _first_error(text: str) -> str:
     lines = [line for line in text.splitlines() if "error" in line] or text.splitlines() or ["(no message)"]
     return lines[0][:300]

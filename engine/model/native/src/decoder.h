@@ -72,7 +72,7 @@ void run(Team& team, const Decoder<T>& decoder, const DecoderLayer<T>& layer, co
                               layer.query_norm, layer.key_norm});
     attend(team, plan,
            Layer<T>{space.qkv.data(), width, layer.keys, layer.values, space.attended.data(), decoder.heads,
-                    decoder.kv_heads, decoder.dim, decoder.dim, layer.scale * 1.4426950408889634f},
+                    decoder.kv_heads, decoder.dim, decoder.dim, layer.scale * LOG2E},
            worker);
     T *x = step.x, *attended = space.attended.data();
     int64_t rows = step.tokens;

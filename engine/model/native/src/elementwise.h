@@ -39,7 +39,6 @@ void rms_norm(Team& team, T* to, const T* from, int64_t stride, const Norm<T>& n
 // silu(gate) * up for rows of [gate, up].
 template <class T>
 void silu_mul(Team& team, T* to, const T* from, int64_t rows, int64_t size) {
-    constexpr float LOG2E = 1.4426950408889634f;
     int64_t pieces = (size + LANES - 1) / LANES;  // a single row, too, is shared
     team.split(rows * pieces, [&](int64_t piece) {
         int64_t row = piece / pieces, i = piece % pieces * LANES;

@@ -10,7 +10,6 @@
 
 using namespace octavo;
 
-constexpr float LOG2E = 1.4426950408889634f;
 constexpr int64_t WORTH_A_TEAM = 1 << 15;  // elements; waking another thread costs microseconds
 
 // 1 when there is no memory, which no exception may say across the border.

@@ -41,7 +41,7 @@ bool attention_agrees(float tolerance) {
     plan.positions = {76, 79, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69};
     Planner(plan, TILE / (heads / kv_heads), 2, true).make();
     Layer<T> layer{query.data(), heads * dim, keys.data(), values.data(), output.data(),
-                   heads,        kv_heads,    dim,         dim,           0.2f * 1.4426950408889634f};
+                   heads,        kv_heads,    dim,         dim,           0.2f * LOG2E};
     prepare(plan, heads, dim);
     std::vector<Worker<T>> workers(2, Worker<T>(plan, dim, dim));
     Team::run(2, [&](Team& team) { attend(team, plan, layer, workers[team.index()]); });

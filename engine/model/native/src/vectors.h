@@ -10,6 +10,7 @@
 namespace octavo {
 
 constexpr int LANES = 16;
+constexpr float LOG2E = 1.4426950408889634f;  // weights are powers of two: exp(x) is 2^(x * LOG2E)
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
