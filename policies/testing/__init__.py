@@ -24,12 +24,16 @@ Say how the policy is made, and run pytest; nothing else is needed:
 :class:`SchedulingPolicyContract` does the same for policies that rank requests: ranks are tuples of numbers, asking
 changes nothing, nobody displaces who would displace him, and nobody starves where the policy claims that.
 
+:class:`RoutingPolicyContract` is for policies that rank replicas: each once, those that are to be avoided last, asking
+changes nothing, and the same events give the same choices.
+
 :class:`PrefixModel` plays the engine and can drive tests of your own; :func:`play` does one random act with it. The kit
-needs the standard library and ``assert``; pytest only finds and runs the tests.
+needs what Octavo needs and ``assert``; pytest only finds and runs the tests.
 """
 
 from .eviction import EvictionPolicyContract
 from .model import Evicted, Ghost, PrefixModel, play, walk
+from .routing import RoutingPolicyContract
 from .scheduling import SchedulingPolicyContract
 
 __all__ = [
@@ -37,6 +41,7 @@ __all__ = [
     "EvictionPolicyContract",
     "Ghost",
     "PrefixModel",
+    "RoutingPolicyContract",
     "SchedulingPolicyContract",
     "play",
     "walk",
