@@ -94,7 +94,7 @@ def run_grid(
     sizes = list(dict.fromkeys(capacity.of(seen.unique) for capacity in capacities))
     tasks: list[_Cell | _Best] = [_Best(setting, sizes)] if optimum else []  # the longest one first
     tasks += [_Cell(setting, contender, size) for size in sizes for contender in contenders]
-    found = run_tasks(_do, tasks, jobs=jobs, lost=_lost, on_progress=_Meter(len(tasks), seen.requests, on_progress))
+    found = run_tasks(_do, tasks, jobs=jobs, lost=_lost, on_progress=Meter(len(tasks), seen.requests, on_progress))
     best = found.pop(0) if optimum else _Found({})
     cells = iter(found)
     rows = _Rows(setting, seen)
@@ -166,7 +166,7 @@ class _Rows:
         )
 
 
-class _Meter:
+class Meter:
     """Adds up how far the tasks are; what each tells may stand still, but does not count beyond its share."""
 
     def __init__(self, total: int, requests: int, on_progress: Callable[[Progress], None] | None) -> None:

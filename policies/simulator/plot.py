@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
@@ -40,10 +40,17 @@ def save_plot(rows: Sequence[Row], path: Path) -> None:
 
     :raises InvalidRequest: as ``check_plot``, and when the file cannot be written.
     """
+    save_figure(lambda: draw(rows), path)
+
+
+def save_figure(drawn: Callable[[], Figure], path: Path) -> None:
+    """Draw, and save it as a PNG.
+
+    :raises InvalidRequest: as ``check_plot``, and when the file cannot be written.
+    """
     check_plot(path)
-    figure = draw(rows)
     try:
-        figure.savefig(path, format="png")
+        drawn().savefig(path, format="png")
     except OSError as error:
         raise InvalidRequest(f"the plot cannot be saved: {describe(error)}") from error
 
