@@ -71,6 +71,7 @@ Running = Annotated[int, typer.Option(help="Sequences that run side by side.")]
 Waiting = Annotated[int, typer.Option(help="Requests in the queue; one more is answered with 429.")]
 Dtype = Annotated[ServedDtype, typer.Option(help="Of weights and cache.")]
 Device = Annotated[str, typer.Option(help="As torch names it: cpu, cuda, cuda:1.")]
+TensorParallel = Annotated[int, typer.Option(min=1, help="Processes of a torchrun job that the model is split over.")]
 Policy = Annotated[str, typer.Option(help="A name of `octavo plugins`, or package.module:Class.")]
 Tier = Annotated[
     list[str] | None,
@@ -108,6 +109,7 @@ def serve(  # each option is an argument
     max_waiting: Waiting = DEFAULTS.max_waiting,
     dtype: Dtype = ServedDtype.FLOAT32,
     device: Device = DEFAULTS.device,
+    tensor_parallel: TensorParallel = DEFAULTS.tensor_parallel,
     eviction_policy: Policy = DEFAULTS.eviction_policy,
     scheduling_policy: Policy = DEFAULTS.scheduling_policy,
     tier: Tier = None,

@@ -7,34 +7,22 @@ error and never random numbers; Python files in the directory are never run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ModelError
-from ...telemetry.logging import get_logger
-from .attention.kv_tensors import available_memory
-from .fingerprint import fingerprint
-from .text import HuggingFaceCodec, TextCodec
+from .fingerprint import configuration_digest, fingerprint
+from .parallel.ranks import Alone, Ranks
+from .text import HuggingFaceCodec, TextCodec, TextModel
+from .weights import ELEMENTS_PER_BYTE, check_sizes, load_weights, reading
 
 _MAX_JSON_BYTES = 64 * 2**20
 _MAX_EXPERTS = 2**14
-_MAX_BUFFER_BYTES = 2**30
-_ELEMENTS_PER_BYTE = 4
-"""Bound on parameters per byte of file: two-bit weights are the smallest there are."""
 _SIZES = (
     "hidden_size",
     "max_position_embeddings",
@@ -74,23 +62,22 @@ def load_checkpoint(
     device: torch.device,
     report: Callable[[str, float], None],
     chat_template: str | None = None,
+    ranks: Ranks = Alone(),  # noqa: B008  # it has no state
 ) -> Checkpoint:
     """Load everything and move it to ``device``.
 
     :param report: called with a phase and its done share.
     :param chat_template: used in place of the model's own. It is no part of the fingerprint: it decides on tokens, not
         on what is computed of them.
+    :param ranks: over which the weights are split; all of them load at the same time.
     :raises ModelError: for a directory that is incomplete, malformed or not safe to read; the message names the fault.
     """
     report("load", 0.0)
-    contents = check_weight_files(directory)
-    config = _read_config(directory)
-    _check_config(config, contents)
-    _check_sizes(config, contents, dtype)
-    model = _load_weights(directory, config, dtype)
-    tokenizer = _load_tokenizer(directory)
+    config, model, tokenizer = ranks.together(lambda: _read(directory, dtype, ranks.size), unhurried=True)
     report("load", 1.0)
-    digest, identity = fingerprint(model, tokenizer, lambda share: report("fingerprint", share))
+    ranks.require_same("configuration", f"{configuration_digest(config)} {dtype}")  # by which they share tensors out
+    digest, identity = ranks.together(lambda: fingerprint(model, tokenizer, lambda share: report("fingerprint", share)))
+    ranks.require_same("model", digest)
     return Checkpoint(
         model=_moved(model, device),
         codec=_codec(tokenizer, chat_template),
@@ -99,6 +86,27 @@ def load_checkpoint(
         eos_token_ids=_eos_token_ids(model, tokenizer),
         vocab_limit=_vocab_limit(config, tokenizer),
     )
+
+
+def _read(
+    directory: Path, dtype: torch.dtype, ranks: int
+) -> tuple[PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """What the directory holds, each part after it was checked."""
+    contents = check_weight_files(directory)
+    config = _read_config(directory)
+    _check_config(config, contents)
+    check_sizes(config, contents.bytes, dtype, ranks)
+    return config, load_weights(directory, config, dtype, ranks), _load_tokenizer(directory)
+
+
+def load_text(directory: Path, chat_template: str | None = None) -> TextModel:
+    """What of a model it takes to know the tokens of a prompt. No weights are read; they need not be there.
+
+    :raises ModelError: for a directory that is incomplete or malformed; the message names the fault.
+    """
+    config = _read_config(directory).get_text_config()
+    codec = _codec(_load_tokenizer(directory), chat_template)
+    return TextModel(codec, config.vocab_size, config.max_position_embeddings)
 
 
 def _codec(tokenizer: PreTrainedTokenizerBase | None, chat_template: str | None) -> TextCodec | None:
@@ -184,65 +192,11 @@ def _check_config(config: PreTrainedConfig, contents: _Contents) -> None:
     layers, embedding = sizes["num_hidden_layers"] or 0, (sizes["vocab_size"] or 0) * (sizes["hidden_size"] or 0)
     if layers > contents.tensors:
         raise ModelError(f"config.json declares {layers} layers, but the files hold only {contents.tensors} tensors")
-    if embedding > contents.bytes * _ELEMENTS_PER_BYTE:
+    if embedding > contents.bytes * ELEMENTS_PER_BYTE:
         raise ModelError(f"config.json declares an embedding of {embedding} numbers, more than the files can hold")
     experts = {k: v for k, v in text.to_dict().items() if "expert" in k and isinstance(v, int) and v > _MAX_EXPERTS}
     if experts:
         raise ModelError(f"config.json: {experts} is out of range (at most {_MAX_EXPERTS})")
-
-
-def _check_sizes(config: PreTrainedConfig, contents: _Contents, dtype: torch.dtype) -> None:
-    """Build the model without memory and compare its size with the files and with the memory there is."""
-    with reading("Transformers cannot build a model from config.json"), torch.device("meta"):
-        skeleton: object = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # as Transformers has it
-            config, attn_implementation="eager", trust_remote_code=False
-        )
-    if not isinstance(skeleton, PreTrainedModel):
-        raise ModelError("config.json describes no language model")
-    numbers = sum(parameter.numel() for parameter in skeleton.parameters())
-    buffers = sum(buffer.nbytes for buffer in skeleton.buffers())
-    if numbers > contents.bytes * _ELEMENTS_PER_BYTE or buffers > _MAX_BUFFER_BYTES:
-        raise ModelError(
-            f"config.json declares {numbers} parameters and {buffers} bytes of buffers, "
-            f"more than {contents.bytes} bytes of weight files can back"
-        )
-    free = available_memory(torch.device("cpu"))
-    if free is not None and numbers * dtype.itemsize > free:
-        raise ModelError(
-            f"the weights need {numbers * dtype.itemsize / 2**30:.2f} GiB in {dtype}, but only {free / 2**30:.2f} GiB "
-            "of memory are free; use a narrower dtype or a smaller model"
-        )
-
-
-def _load_weights(directory: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    with reading(f"{directory}: the weights do not load"), quiet_transformers():
-        loaded: object = AutoModelForCausalLM.from_pretrained(
-            str(directory),
-            config=config,
-            dtype=dtype,
-            attn_implementation="eager",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    model, info = _loaded_pair(loaded)
-    missing = sorted(str(key) for key in info["missing_keys"] | info["mismatched_keys"])
-    if missing:
-        shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-        raise ModelError(f"{directory}: the files lack weights that the model needs: {shown}")
-    if info["unexpected_keys"]:
-        get_logger("octavo.model").warning(
-            "unused_weights", directory=str(directory), tensors=sorted(map(str, info["unexpected_keys"]))[:8]
-        )
-    return model
-
-
-def _loaded_pair(loaded: object) -> tuple[PreTrainedModel, dict[str, set[object]]]:
-    """The types of what ``from_pretrained`` returns when asked for the loading report."""
-    if isinstance(loaded, tuple) and isinstance(loaded[0], PreTrainedModel):
-        return loaded[0], loaded[1]
-    raise ModelError("Transformers returned no model")
 
 
 def _load_tokenizer(directory: Path) -> PreTrainedTokenizerBase | None:
@@ -275,25 +229,3 @@ def _vocab_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | 
         return None
     known = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
     return known if known < config.get_text_config().vocab_size else None
-
-
-@contextmanager
-def reading(trouble: str) -> Iterator[None]:
-    """The border to libraries that parse untrusted files: whatever they raise becomes a ``ModelError``."""
-    try:
-        yield
-    except Exception as error:  # malformed input surfaces as anything from KeyError to ZeroDivisionError
-        detail = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ModelError(f"{trouble}: {detail}") from error
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bars on the host's terminal; the report goes to ``progress`` instead."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # as Transformers has it
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as Transformers has it

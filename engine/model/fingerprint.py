@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from .parallel.splitting import whole_tensor
 
 _FORMAT = b"octavo-model-1"
 _VOLATILE = frozenset(
@@ -92,16 +95,32 @@ def fingerprint(
     return Fingerprint(whole.hexdigest(), MappingProxyType(parts))
 
 
+def configuration_digest(config: PreTrainedConfig) -> str:
+    """SHA-256, in hex, over what of ``config`` determines K and V."""
+    return hashlib.sha256(_canonical(config.to_dict())).hexdigest()
+
+
 def _entries(model: PreTrainedModel, report: Callable[[float], None]) -> Iterator[tuple[str, bytes]]:
     """(name, what to hash for it) of all tensors, by name. Two threads hash straight from the tensors' memory."""
     tensors = sorted(_tensors(model))
     total = sum(tensor.nbytes for _, tensor in tensors) or 1
     done = 0
+    for (name, tensor), digest in zip(tensors, _digests(tensors), strict=True):
+        yield name, _framed(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()) + digest
+        done += tensor.nbytes
+        report(done / total)
+
+
+def _digests(tensors: Sequence[tuple[str, Tensor]]) -> Iterator[bytes]:
+    """In order. A tensor that is split over ranks is whole for as long as it is read, so only a few are at a time."""
     with ThreadPoolExecutor(max_workers=2) as threads:
-        for (name, tensor), digest in zip(tensors, threads.map(_digest, (t for _, t in tensors)), strict=True):
-            yield name, _framed(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()) + digest
-            done += tensor.nbytes
-            report(done / total)
+        under_way: deque[Future[bytes]] = deque()
+        for _, tensor in tensors:
+            if len(under_way) > 2:
+                yield under_way.popleft().result()
+            under_way.append(threads.submit(_digest, whole_tensor(tensor)))
+        for digest in under_way:
+            yield digest.result()
 
 
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

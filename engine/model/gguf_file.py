@@ -18,7 +18,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from ...errors import ModelError
-from .checkpoint import check_weight_files, quiet_transformers, reading
+from .checkpoint import check_weight_files
+from .weights import quiet_transformers, reading
 
 _LAYOUT = "1"
 """Part of the cache key: raise it when converted directories change."""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
@@ -18,7 +18,10 @@ from ...errors import ModelError
 from ..acceleration import Acceleration
 from .attention import require_backend
 from .runner import ModelRunner
-from .text import TextCodec
+from .text import TextCodec, TextModel
+
+if TYPE_CHECKING:
+    from .sources import Setup
 
 Progress: TypeAlias = Callable[[str, float], None]
 """Called with a phase (``download``, ``convert``, ``load``, ``fingerprint``, ``probe``) and its done share, 0 to 1."""
@@ -34,7 +37,7 @@ class LoadedModel(NamedTuple):
     """``None`` when the model comes without a tokenizer."""
 
 
-def load(
+def load(  # noqa: PLR0913  # a model, then where and how to run it
     model: str,
     *,
     device: str = "cpu",
@@ -44,6 +47,7 @@ def load(
     progress: Progress | None = None,
     cache_dir: Path | None = None,
     chat_template: str | None = None,
+    tensor_parallel: int = 1,
 ) -> LoadedModel:
     """Load a model.
 
@@ -53,23 +57,71 @@ def load(
     :param acceleration: what may be done for speed; ``None``: everything.
     :param cache_dir: where converted GGUF files are kept; ``None``: :func:`default_cache_dir`.
     :param chat_template: a Jinja template, as text, in place of the model's own.
-    :raises UnsupportedModel: when the model cannot run on a paged cache.
+    :param tensor_parallel: over how many ranks of a ``torchrun`` job it is split; this is rank 0, the others call
+        :func:`follow`.
+    :raises UnsupportedModel: when the model cannot run on a paged cache, or cannot be split like this.
     :raises ModelError: for everything else that keeps it from being loaded; the message says what to do.
     """
-    place, kind = _device(device), _dtype(dtype)
-    require_backend(attention_backend, place)  # a wrong name shall not cost the time of a load
-    report = progress or _silent
-    _require_transformers()
-    from .sources import Setup, open_model  # noqa: PLC0415  # Transformers takes seconds, and embedders may do without it
+    how = _setup(device, dtype, attention_backend, acceleration, cache_dir)
+    from .sources import open_model  # noqa: PLC0415  # Transformers takes seconds, and embedders may do without it
 
-    how = Setup(place, kind, attention_backend, acceleration or Acceleration(), cache_dir or default_cache_dir())
-    return LoadedModel(*open_model(model, how, report, chat_template))
+    if tensor_parallel > 1:
+        from .parallel.opening import lead  # noqa: PLC0415  # as above
+
+        return LoadedModel(*lead(model, how, tensor_parallel, progress or _silent, chat_template))
+    opened = open_model(model, how, progress or _silent, chat_template)
+    return LoadedModel(opened.runner, opened.codec)
+
+
+def follow(
+    model: str,
+    *,
+    tensor_parallel: int,
+    device: str = "cpu",
+    dtype: str = "float32",
+    attention_backend: str = "auto",
+    acceleration: Acceleration | None = None,
+    cache_dir: Path | None = None,
+) -> None:
+    """Load a share of the model on a rank above 0 and compute with it until rank 0 closes its runner. Parameters as
+    for :func:`load`, and the same as there.
+
+    :raises ModelError: when it cannot be loaded, and when rank 0 is gone.
+    """
+    how = _setup(device, dtype, attention_backend, acceleration, cache_dir)
+    from .parallel.opening import follow_along  # noqa: PLC0415  # as above
+
+    follow_along(model, how, tensor_parallel)
+
+
+def load_text(
+    model: str, *, dtype: str = "float32", cache_dir: Path | None = None, chat_template: str | None = None
+) -> TextModel:
+    """The tokenizer of a model and the sizes that prompts must keep to, without the weights. Parameters and errors as
+    for :func:`load`.
+    """
+    kind = _dtype(dtype)
+    _require_transformers()
+    from .sources import open_text  # noqa: PLC0415  # as above
+
+    return open_text(model, kind, cache_dir or default_cache_dir(), _silent, chat_template)
 
 
 def default_cache_dir() -> Path:
     """``$XDG_CACHE_HOME/octavo/converted``, by default below ``~/.cache``."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "octavo" / "converted"
+
+
+def _setup(
+    device: str, dtype: str, attention_backend: str, acceleration: Acceleration | None, cache_dir: Path | None
+) -> Setup:
+    place, kind = _device(device), _dtype(dtype)
+    require_backend(attention_backend, place)  # a wrong name shall not cost the time of a load
+    _require_transformers()
+    from .sources import Setup  # noqa: PLC0415  # as above
+
+    return Setup(place, kind, attention_backend, acceleration or Acceleration(), cache_dir or default_cache_dir())
 
 
 def _device(name: str) -> torch.device:

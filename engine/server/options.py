@@ -39,6 +39,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int
     dtype: str
     device: str
+    tensor_parallel: int
     eviction_policy: str
     scheduling_policy: str
     tier: list[str]
@@ -121,6 +122,7 @@ ENGINE_OPTIONS: Final = (
     "max_waiting",
     "dtype",
     "device",
+    "tensor_parallel",
     "eviction_policy",
     "scheduling_policy",
 )

@@ -294,7 +294,7 @@ class TestShards:
 
 
 def test_weights_beyond_the_free_memory_are_refused(save_llama: SaveLlama, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.engine.model.checkpoint.available_memory", lambda _device: 1000)
+    monkeypatch.setattr("octavo.engine.model.weights.available_memory", lambda _device: 1000)
     with pytest.raises(ModelError, match="memory are free"):
         load(save_llama())
 
