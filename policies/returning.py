@@ -33,15 +33,17 @@ def tell_returns(
     brings back. Returns those that are still to come. A run whose head somebody else had brought before is not told any
     more: a memory begins where its run does.
 
-    ``entry_at``: the entry that holds a block of the request, and the number of the entry's first block in it.
+    A policy that does not want to hear of it is told nothing. ``entry_at``: the entry that holds a block of the
+    request, and the number of the entry's first block in it.
     """
+    wanted = policy.wants_returns
     for number, back in enumerate(returns):
         if back.first >= stop:
             return returns[number:]
         if back.first < new_from:
             continue
         first, end = back.first, min(back.first + back.blocks, stop)
-        while first < end:
+        while wanted and first < end:
             entry, begins = entry_at(first)
             blocks = min(end, begins + entry.blocks) - first
             known = Returned(back.memory, first * block_tokens, back.idle, first - begins, blocks)

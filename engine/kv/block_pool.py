@@ -39,7 +39,8 @@ class BlockPool:
         """Blocks handed out since the start."""
         self._references = array("i", bytes(4 * num_blocks))
         self._pins: dict[int, int] = {}
-        self._free = FreeRuns(num_blocks) if free is None else free
+        self.free_runs = FreeRuns(num_blocks) if free is None else free
+        """Which blocks are free; to be changed by the pool alone."""
         # whole-pool constants whose slices make the run-wise paths memcpy and memcmp
         self._ids = array("i", range(num_blocks))
         self._ones = array("i", [1]) * num_blocks
@@ -48,7 +49,7 @@ class BlockPool:
     @property
     def free(self) -> int:
         """Blocks that can be allocated now."""
-        return self._free.count
+        return self.free_runs.count
 
     @property
     def in_transfer(self) -> int:
@@ -81,19 +82,20 @@ class BlockPool:
 
         :raises OutOfBlocks: when fewer are free; nothing is taken then.
         """
-        if count > self._free.count:
-            raise OutOfBlocks(f"{count} blocks are wanted and {self._free.count} of {self.num_blocks} are free")
+        free = self.free_runs
+        if count > free.count:
+            raise OutOfBlocks(f"{count} blocks are wanted and {free.count} of {self.num_blocks} are free")
         self.allocations += count
         if count == 1:  # a decoding sequence grows by one
-            start, _ = self._free.take(1, after)
+            start, _ = free.take(1, after)
             self._references[start] = 1
             return self._ids[start : start + 1]
-        taken = self._ids[:0]
-        while (missing := count - len(taken)) > 0:
-            start, length = self._free.take(missing, after)
-            end = start + length
-            taken += self._ids[start:end]
-            self._references[start:end] = self._ones[:length]
+        taken, missing = self._ids[:0], count
+        while missing > 0:
+            start, length = free.take(missing, after)
+            self._references[start : start + length] = self._ones[:length]
+            taken += self._ids[start : start + length]
+            missing -= length
             after = -1
         return taken
 
@@ -113,9 +115,19 @@ class BlockPool:
 
         :raises CacheMisuse: when a block has no reference (a double free); the blocks before it are released.
         """
-        if not blocks or self._release_run(blocks):
+        if not blocks:
             return
-        references, pins, give = self._references, self._pins, self._free.give
+        start, length = blocks[0], len(blocks)
+        end = start + length
+        if (  # the common case at memcpy speed: neighbours that have one holder each
+            blocks == self._ids[start:end]
+            and self._references[start:end] == self._ones[:length]
+            and not (self._pins and any(start <= pinned < end for pinned in self._pins))
+        ):
+            self._references[start:end] = self._zeros[:length]
+            self.free_runs.give(start, length)
+            return
+        references, pins, give = self._references, self._pins, self.free_runs.give
         for block in blocks:
             held = references[block]
             if held < 1:
@@ -147,23 +159,11 @@ class BlockPool:
             return
         del self._pins[block]
         if not self._references[block]:
-            self._free.give(block, 1)
+            self.free_runs.give(block, 1)
 
     def free_ids(self) -> list[int]:
         """Every free id as the free list has it, sorted; duplicates would show. O(pool), for the census."""
-        return sorted(block for start, length in self._free.runs() for block in range(start, start + length))
-
-    def _release_run(self, blocks: BlockIds[int]) -> bool:
-        """The common case at memcpy speed: neighbours that have one holder each. False when it is not that case."""
-        start, length = blocks[0], len(blocks)
-        end = start + length
-        if blocks != self._ids[start:end] or self._references[start:end] != self._ones[:length]:
-            return False
-        if self._pins and any(start <= pinned < end for pinned in self._pins):
-            return False
-        self._references[start:end] = self._zeros[:length]
-        self._free.give(start, length)
-        return True
+        return sorted(block for start, length in self.free_runs.runs() for block in range(start, start + length))
 
     def _check_exists(self, block_id: int) -> None:
         if not 0 <= block_id < self.num_blocks:

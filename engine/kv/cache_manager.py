@@ -32,7 +32,7 @@ from .pool_map import pool_map
 from .prefix_tree import Match
 from .publishing import Publisher
 from .quotas import Quotas
-from .sequence import NEVER, Sequence, State
+from .sequence import ADMITTED, FINISHED, NEVER, OUTSIDE, Sequence, State
 
 Copies: TypeAlias = tuple[tuple[int, int], ...]
 MISS = Match(None, 0, array("i"), 0, 0, 0)
@@ -96,8 +96,7 @@ class CacheManager(CacheControl):
         if not self._sharing or not len(self._in_flight):
             return None
         key = sequence.tokens.tobytes()
-        found = self.tree.match(sequence.namespace, key, len(sequence.tokens) - 1).ids
-        return self._in_flight.producer(sequence.namespace, key, len(found))
+        return self._in_flight.producer(self.tree.match(sequence.namespace, key, len(sequence.tokens) - 1), key)
 
     def outlook(self, sequence: Sequence) -> Outlook:
         """What an admission of ``sequence`` would find now, for those who choose whom to admit. Pure."""
@@ -123,7 +122,8 @@ class CacheManager(CacheControl):
 
         :raises CacheMisuse: when the sequence holds blocks, is finished, has another block size, or its id is taken.
         """
-        sequence.require(State.OUTSIDE)
+        if sequence.state is not OUTSIDE:
+            sequence.require(OUTSIDE)
         if sequence.seq_id in self._sequences:
             raise CacheMisuse(f"sequence id {sequence.seq_id} is in use")
         if sequence.table.block_size != self.block_size:
@@ -132,8 +132,8 @@ class CacheManager(CacheControl):
             )
         self._moment.begin()
         match = self._match(sequence) if reuse and self._sharing else MISS
-        needed = self.blocks_for(len(sequence.tokens)) - len(match.ids)
-        spare = self.pool.free + self.tree.idle_blocks - match.idle - needed
+        needed = -(-len(sequence.tokens) // self.block_size) - len(match.ids)
+        spare = self.pool.free_runs.count + self.tree.idle_blocks - match.idle - needed
         if spare < headroom:
             return None
         if spare == 0:  # the block to copy from may be the last one that can be evicted
@@ -174,7 +174,8 @@ class CacheManager(CacheControl):
         """
         computed = sequence.computed + count
         if computed >= sequence.publish_at:
-            sequence.require(State.ADMITTED)
+            if sequence.state is not ADMITTED:
+                sequence.require(ADMITTED)
             self._moment.begin()
             sequence.computed = computed
             self._publisher.publish(sequence)
@@ -196,7 +197,7 @@ class CacheManager(CacheControl):
 
         :raises CacheMisuse: when ``sequence`` is not admitted or ``seq_id`` is taken.
         """
-        sequence.require(State.ADMITTED)
+        sequence.require(ADMITTED)
         if seq_id in self._sequences:
             raise CacheMisuse(f"sequence id {seq_id} is in use")
         child = Sequence(
@@ -210,7 +211,7 @@ class CacheManager(CacheControl):
         self.pool.retain(sequence.table.own)
         if sequence.node is not None:
             self.tree.lock(sequence.node)
-        child.state, child.node, child.table = State.ADMITTED, sequence.node, sequence.table.fork()
+        child.state, child.node, child.table = ADMITTED, sequence.node, sequence.table.fork()
         child.computed, child.publish_at = sequence.computed, sequence.publish_at
         child.retained_since, child.track = sequence.retained_since, sequence.track
         child.is_told, child.names = sequence.is_told, sequence.names[:]
@@ -226,7 +227,7 @@ class CacheManager(CacheControl):
 
         :raises CacheMisuse: when it is not admitted (a second finish).
         """
-        self._leave(sequence, State.FINISHED)
+        self._leave(sequence, FINISHED)
 
     def discard(self, sequence: Sequence) -> list[BlockName]:
         """As ``finish``, for a sequence whose K and V cannot be trusted: what it published and nobody else holds goes.
@@ -236,7 +237,7 @@ class CacheManager(CacheControl):
         :raises CacheMisuse: when it is not admitted.
         """
         node = sequence.node
-        self._leave(sequence, State.FINISHED)
+        self._leave(sequence, FINISHED)
         path = [] if node is None else list(self.tree.path(node))
         return self._evictor.drop(path, "distrust", sequence.track)
 
@@ -245,11 +246,11 @@ class CacheManager(CacheControl):
 
         :raises CacheMisuse: when it is not admitted.
         """
-        self._leave(sequence, State.OUTSIDE)
+        self._leave(sequence, OUTSIDE)
 
     def abandon(self, sequence: Sequence) -> None:
         """A sequence that holds nothing will not be admitted (again). Nothing happens when it never was."""
-        sequence.require(State.OUTSIDE)
+        sequence.require(OUTSIDE)
         if sequence.is_told:
             self._moment.begin()
             self._tell_left(sequence, 0, "abandoned")
@@ -307,7 +308,7 @@ class CacheManager(CacheControl):
         :raises CacheMisuse: when the sequence is not admitted, is not at the end of its shared blocks, or has not that
             many whole blocks more.
         """
-        sequence.require(State.ADMITTED)
+        sequence.require(ADMITTED)
         self._moment.begin()
         start, shared = sequence.computed, sequence.table.shared
         end = (shared + len(metas)) * self.block_size
@@ -384,8 +385,9 @@ class CacheManager(CacheControl):
         return ids
 
     def _obtain(self, count: int, cause: Track, after: int) -> array[int]:
-        if count > self.pool.free:
-            self._evictor.evict(count - self.pool.free, "allocate", cause)
+        missing = count - self.pool.free_runs.count
+        if missing > 0:
+            self._evictor.evict(missing, "allocate", cause)
         return self.pool.allocate(count, after)
 
     def _take(self, sequence: Sequence, match: Match, needed: int) -> Copies:
@@ -406,13 +408,15 @@ class CacheManager(CacheControl):
                 self._unlock(sequence.seq_id, node)
             raise
         table = sequence.table
-        table.blocks, table.shared = shared + fresh, len(shared)
-        sequence.state, sequence.node = State.ADMITTED, node
-        sequence.computed = len(shared) * self.block_size + match.partial_tokens
-        sequence.writable = table.capacity
+        size = self.block_size
+        table.blocks = blocks = shared + fresh if shared else fresh
+        table.shared = len(shared)
+        sequence.state, sequence.node = ADMITTED, node
+        sequence.computed = len(shared) * size + match.partial_tokens
+        sequence.writable = len(blocks) * size
         self._sequences[sequence.seq_id] = sequence
         if self._sharing:
-            sequence.publish_at = (table.shared + 1) * self.block_size
+            sequence.publish_at = (len(shared) + 1) * size
             self._in_flight.watch(sequence)
         else:
             sequence.publish_at = NEVER
@@ -425,8 +429,8 @@ class CacheManager(CacheControl):
             for node in self.tree.path(last):
                 node.owner = origin
         sequence.resumed, sequence.is_told = resumed, used
-        if used:
-            self._count_found(sequence, sequence.computed, sequence.computed > 0)
+        if used and sequence.computed:
+            self._count_found(sequence, sequence.computed, 1)
         if sequence.retention:
             sequence.retained_since = self._moment.now
             self._publisher.retain(sequence, 0)
@@ -462,7 +466,7 @@ class CacheManager(CacheControl):
         return self._ghosts.wanted(sequence.namespace, sequence.tokens, sequence.table.shared, self.block_size)
 
     def _make_writable(self, sequence: Sequence, end: int) -> Copies:
-        sequence.require(State.ADMITTED)
+        sequence.require(ADMITTED)
         self._moment.begin()
         blocks = sequence.table.blocks
         first, last, owned = sequence.computed // self.block_size, self.blocks_for(end), len(blocks)
@@ -496,7 +500,8 @@ class CacheManager(CacheControl):
             sequence.track.act(names.COW_FORK, now, now, {names.BLOCKS: blocks, names.KIND: kind, names.TIER: "device"})
 
     def _leave(self, sequence: Sequence, state: State) -> None:
-        sequence.require(State.ADMITTED)
+        if sequence.state is not ADMITTED:
+            sequence.require(ADMITTED)
         self._moment.begin()
         if sequence.in_flight_key is not None:
             self._in_flight.forget(sequence)
@@ -513,8 +518,8 @@ class CacheManager(CacheControl):
         sequence.prefill_seconds, sequence.returns = 0.0, ()
         del self._sequences[sequence.seq_id]
         if self._watchers.requests or self.policy.wants_requests:
-            self._tell_left(sequence, published, "finished" if state is State.FINISHED else "preempted")
-        elif state is State.FINISHED:
+            self._tell_left(sequence, published, "finished" if state is FINISHED else "preempted")
+        elif state is FINISHED:
             sequence.is_told = False
 
     def _tell_left(self, sequence: Sequence, published: int, kind: str) -> None:

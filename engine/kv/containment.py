@@ -101,13 +101,18 @@ class ContainedPolicy(EvictionPolicy):
         self._timed_at = SAMPLED if self._timeout < math.inf else math.inf
         """Number of the next event that is timed."""
         self._events, self._choices = _Record(), _Record()
-        self._own_name = str(policy.name)
-        self.wants_requests = bool(policy.wants_requests)
+        self._own_name = self._name = str(policy.name)
+        self.wants_requests, self._wants_returns = bool(policy.wants_requests), bool(policy.wants_returns)
 
     @property
     def name(self) -> str:
         """Who chooses: the policy, or who stands in for it."""
-        return STAND_IN if self.set_aside else self._own_name
+        return self._name
+
+    @property
+    def wants_returns(self) -> bool:
+        """As the policy."""
+        return self._wants_returns
 
     @property
     def discarded(self) -> str | None:
@@ -124,7 +129,8 @@ class ContainedPolicy(EvictionPolicy):
         is_choice = where == VICTIMS
         is_too_much = self._choices.failed(self._asked) if is_choice else self._events.failed(self._told)
         if is_too_much and not self.set_aside:
-            self.set_aside, self.wants_requests, self._heard = True, False, _Nobody(self.capacity)
+            self.set_aside, self._heard, self._name = True, _Nobody(self.capacity), STAND_IN
+            self.wants_requests = self._wants_returns = False
             told = f"{MOST_FAULTS} faults within {WINDOW} calls: {STAND_IN} decides until another policy is chosen"
             self.report(f"eviction policy {self._own_name} is set aside", told)
 
@@ -148,8 +154,17 @@ class ContainedPolicy(EvictionPolicy):
 
     # events
 
+    # those on the path of every request do what ``_tell`` does themselves
+
     def on_insert(self, entry: Entry, now: float) -> None:
-        self._tell("on_insert", self._heard.on_insert, entry, now)
+        self._told += 1
+        if self._told >= self._timed_at:
+            self._tell_timed("on_insert", self._heard.on_insert, entry, now)
+            return
+        try:
+            self._heard.on_insert(entry, now)
+        except BaseException as error:  # noqa: BLE001  # a plug-in may raise anything
+            self._failed("on_insert", error)
 
     def on_extend(self, entry: Entry, blocks: int, now: float) -> None:
         self._tell("on_extend", self._heard.on_extend, entry, blocks, now)
@@ -158,18 +173,39 @@ class ContainedPolicy(EvictionPolicy):
         self._tell("on_split", self._heard.on_split, upper, lower, now)
 
     def on_hit(self, entry: Entry, now: float) -> None:
-        self._tell("on_hit", self._heard.on_hit, entry, now)
+        self._told += 1
+        if self._told >= self._timed_at:
+            self._tell_timed("on_hit", self._heard.on_hit, entry, now)
+            return
+        try:
+            self._heard.on_hit(entry, now)
+        except BaseException as error:  # noqa: BLE001  # as there
+            self._failed("on_hit", error)
 
     def on_candidate(self, entry: Entry, now: float) -> None:
         if self._standby is not None and isinstance(entry, Node):
             self._standby.offer(entry)
-        self._tell("on_candidate", self._heard.on_candidate, entry, now)
+        self._told += 1
+        if self._told >= self._timed_at:
+            self._tell_timed("on_candidate", self._heard.on_candidate, entry, now)
+            return
+        try:
+            self._heard.on_candidate(entry, now)
+        except BaseException as error:  # noqa: BLE001  # as there
+            self._failed("on_candidate", error)
 
     def on_held(self, entry: Entry) -> None:
         self._tell("on_held", self._heard.on_held, entry)
 
     def on_evict(self, entry: Entry, blocks: int, now: float) -> object:
-        return self._tell("on_evict", self._heard.on_evict, entry, blocks, now)
+        self._told += 1
+        if self._told >= self._timed_at:
+            return self._tell_timed("on_evict", self._heard.on_evict, entry, blocks, now)
+        try:
+            return self._heard.on_evict(entry, blocks, now)
+        except BaseException as error:  # noqa: BLE001  # as there
+            self._failed("on_evict", error)
+            return None
 
     def on_forget(self, entry: Entry) -> None:
         self._tell("on_forget", self._heard.on_forget, entry)
@@ -203,31 +239,38 @@ class ContainedPolicy(EvictionPolicy):
         self._asked += 1
         if self._standby is not None and self._choices.is_clean(self._asked):
             self._standby = None  # nobody needed it for a while, and keeping it up to date costs
-        named = self._timed(VICTIMS, self._named, count, now)
-        if not isinstance(named, Iterator):
-            return
+        clock, named = self._clock, None
         try:
-            while not self.set_aside and (entry := self._timed(VICTIMS, next, named, None)) is not None:
-                yield entry  # type: ignore[misc]  # may be anything: who asked looks
+            while not self.set_aside:
+                began = clock()
+                try:
+                    if named is None:
+                        named = iter(self._heard.victims(count, now))
+                    entry = next(named, None)
+                except BaseException as error:  # noqa: BLE001  # as above
+                    self._failed(VICTIMS, error)
+                    return
+                if (seconds := clock() - began) > self._timeout:
+                    self._was_slow(VICTIMS, seconds)
+                    return
+                if entry is None:
+                    return
+                yield entry
         finally:  # whatever has become of it: nobody else would hear what closing it raises
-            self._timed(VICTIMS, _close, named)
-
-    def _named(self, count: int, now: float) -> Iterator[Entry | Tail]:
-        return iter(self._heard.victims(count, now))
+            if (close := getattr(named, "close", None)) is not None:
+                self._timed(VICTIMS, close)
 
     def _tell(self, where: str, event: Callable[..., object], *args: object) -> object:
         """What comes of an event; ``None`` when it fails."""
         self._told += 1
         if self._told >= self._timed_at:
-            self._timed_at = self._told + (SAMPLED if self._events.is_clean(self._told) else 1)
-            return self._timed(where, event, *args)
-        try:  # as ``_call``, spelled out: this is on the path of every request
-            return event(*args)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001  # as there
-            self.fault(where, error)
-            return None
+            return self._tell_timed(where, event, *args)
+        return self._call(where, event, *args)
+
+    def _tell_timed(self, where: str, event: Callable[..., object], *args: object) -> object:
+        """The same of one of those that are timed."""
+        self._timed_at = self._told + (SAMPLED if self._events.is_clean(self._told) else 1)
+        return self._timed(where, event, *args)
 
     def _timed(self, where: str, call: Callable[..., object], *args: object) -> object:
         """What comes of a call within the time; ``None`` otherwise."""
@@ -236,21 +279,21 @@ class ContainedPolicy(EvictionPolicy):
         seconds = self._clock() - began
         if seconds <= self._timeout:
             return answer
-        self._timed_at = self._told + 1
-        self.fault(where, f"took {seconds:.3g} s, more than {self._timeout:g}")
+        self._was_slow(where, seconds)
         return None
 
     def _call(self, where: str, call: Callable[..., object], *args: object) -> object:
         try:
             return call(*args)
-        except KeyboardInterrupt:  # the user's, who wants to stop everything
-            raise
-        except BaseException as error:  # noqa: BLE001  # a plug-in may raise anything
-            self.fault(where, error)
+        except BaseException as error:  # noqa: BLE001  # as above
+            self._failed(where, error)
             return None
 
+    def _failed(self, where: str, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt):  # the user's, who wants to stop everything
+            raise error
+        self.fault(where, error)
 
-def _close(named: Iterator[Entry | Tail]) -> None:
-    close = getattr(named, "close", None)
-    if close is not None:
-        close()
+    def _was_slow(self, where: str, seconds: float) -> None:
+        self._timed_at = self._told + 1
+        self.fault(where, f"took {seconds:.3g} s, more than {self._timeout:g}")

@@ -24,7 +24,7 @@ from .image import ImageRun, take_image
 from .keep import PLAIN, Keep
 from .leases import Lease, Leases
 from .moment import Moment
-from .names import names_of
+from .names import names_of, naming
 from .narrator import Narrator
 from .node import Node
 from .prefix_tree import PrefixTree
@@ -284,6 +284,10 @@ class CacheControl:
     def runs(self) -> Iterator[CachedRun]:
         """All that is cached, an edge at a time, parents first; names all of it. Valid until the tree changes."""
         return (tail_run(node, len(node.ids)) for node in self.tree.nodes())
+
+    def naming(self) -> Iterator[None]:
+        """Name all that is cached, a part of it at each step, so that :meth:`runs` need not. The tree may change."""
+        return naming(self.tree.nodes())
 
     # inside
 

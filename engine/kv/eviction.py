@@ -82,10 +82,10 @@ class Evictor:
         track = cause or self._background
         note = EvictionNote(self._clock(), self.policy.all_faults) if track.is_on else None
         runs: Runs = []
-        pool, faults = self._pool, self.policy.all_faults
-        goal = pool.free + count
+        free, faults = self._pool.free_runs, self.policy.all_faults
+        goal = free.count + count
         for node, most in self._victims(count):
-            part = min(goal - pool.free, most)
+            part = min(goal - free.count, most)
             if self._quotas is not None:
                 part = self._quotas.share_of(node.namespace.salt, part)
             if note is not None:
@@ -93,14 +93,14 @@ class Evictor:
             if self._watchers.requests:
                 runs.append(run_of(node, part))
             self._evict_tail(node, part, reason, track)
-            if pool.free >= goal:
+            if free.count >= goal:
                 break
         if runs:
             faulty = self.policy.set_aside or self.policy.all_faults > faults
             self._narrator.evicted(count, reason, runs, faulty=faulty)
         if note is not None:
             self._write(note, track, reason)
-        return pool.free - goal + count
+        return free.count - goal + count
 
     def drop(self, nodes: Iterable[Node], reason: str, cause: Track | None = None) -> list[BlockName]:
         """Take whole nodes out of the cache whose contents are bad or to be forgotten: those of ``nodes`` that are
@@ -127,8 +127,8 @@ class Evictor:
         return gone
 
     def _drop(self, node: Node, reason: str, track: Track) -> None:
-        run = self._run(node, len(node.ids), reason, track)
-        ids = self._tree.cut_tail(node, len(node.ids)).ids
+        run = self._run(node, len(node.ids), reason, track) if self._watchers.of_leaving else None
+        ids, _, _ = self._tree.cut_tail(node, len(node.ids))
         self.evicted[reason, self.policy.name] += len(ids)
         if run is not None:
             self._watchers.dropped(run)
@@ -144,7 +144,7 @@ class Evictor:
         while candidates and named_some and policy.all_faults == faults and not policy.set_aside:
             named_some = False
             for named in policy.victims(count, self._moment.now):
-                choice = _understood(named)
+                choice = (named, len(named.ids)) if type(named) is Node else _understood(named)
                 if choice is None or choice[0] not in candidates:
                     policy.fault(VICTIMS, _wrong_with(named))
                     break
@@ -165,27 +165,28 @@ class Evictor:
         track.act(names.EVICT, note.began, self._clock(), shown, note.links())
 
     def _evict_tail(self, node: Node, count: int, reason: str, cause: Track) -> None:
-        run = self._run(node, count, reason, cause)
-        now = self._moment.now
+        run = self._run(node, count, reason, cause) if self._watchers.of_leaving else None
+        now, policy = self._moment.now, self.policy.name
         self._residency.evicted(count, node.insert_time, node.used, now)
-        cut = self._tree.cut_tail(node, count)
-        policy = self.policy.name
+        ids, head, memory = self._tree.cut_tail(node, count)
         self.evicted[reason, policy] += count
-        ghost = Ghost(now, reason, policy, cut.memory, self._victims_so_far, count)
+        ghost = Ghost(now, reason, policy, memory, self._victims_so_far, count)
         self._victims_so_far += 1
-        prefix: list[bytes | bytearray] = [cut.tokens[: len(cut.tokens) // count]]
-        prefix += [part.tokens for part in self._tree.path(node)]
+        prefix: list[bytes | bytearray] = [head]
+        part = node
+        while (above := part.parent) is not None:  # as ``path``, spelled out
+            prefix.append(part.tokens)
+            part = above
         prefix.reverse()
         self._ghosts.remember(node.namespace, prefix, ghost)
         if run is not None:
             node.show_all()
             self._watchers.evicted(run)
-        self._pool.release(cut.ids)
+        self._pool.release(ids)
 
-    def _run(self, node: Node, count: int, reason: str, cause: Track) -> EvictedRun | None:
-        """What is going to be told of the last ``count`` blocks of ``node``, if anybody listens."""
-        watchers = self._watchers
-        return tail_run(node, count, reason, cause, named=watchers.of_names) if watchers.of_leaving else None
+    def _run(self, node: Node, count: int, reason: str, cause: Track) -> EvictedRun:
+        """What is going to be told of the last ``count`` blocks of ``node``."""
+        return tail_run(node, count, reason, cause, named=self._watchers.of_names)
 
 
 def _understood(named: object) -> tuple[Node, int] | None:

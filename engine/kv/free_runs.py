@@ -33,7 +33,10 @@ class FreeRuns:
         if after < len(lengths) and (right := lengths[after]):
             length += right
             self._unlink(after, right)
-        self._link(start, length)
+        lengths[start] = lengths[start + length - 1] = length
+        number = length.bit_length()
+        self._bins[number][start] = None
+        self._filled |= 1 << number
 
     def take(self, wanted: int, after: int = -1) -> tuple[int, int]:
         """Take up to ``wanted`` ids as one run ``(start, length)``; all of them for sure if a run is twice as long.
@@ -41,17 +44,29 @@ class FreeRuns:
         A run that begins at ``after + 1`` is preferred, so that a growing sequence stays contiguous. The set must not
         be empty and ``wanted`` must be positive.
         """
-        lengths = self._length
+        lengths, bins = self._length, self._bins
         start = after + 1
-        length = lengths[start] if 0 < start < len(lengths) else 0
-        if not length or start not in self._bins[length.bit_length()]:  # used, or the end of a run
-            start = self._find(wanted)
+        if 0 < start < len(lengths) and (length := lengths[start]) and start in bins[length.bit_length()]:
+            number = length.bit_length()
+            del bins[number][start]
+        else:  # used, or the end of a run, or inside of one
+            sure = (wanted - 1).bit_length() + 1  # every run from this bin on is long enough
+            fitting = self._filled >> sure
+            number = sure + (fitting & -fitting).bit_length() - 1 if fitting else self._filled.bit_length() - 1
+            start, _ = bins[number].popitem()  # unlike a peek at the end, popitem never walks over deleted entries
             length = lengths[start]
-        if length > wanted:
-            self._cut_front(start, length, wanted)
+        last, rest = start + length - 1, length - wanted
+        lengths[start] = 0
+        if rest > 0:
+            start_of_rest, bin_of_rest = start + wanted, rest.bit_length()
+            lengths[start_of_rest] = lengths[last] = rest
+            bins[bin_of_rest][start_of_rest] = None
+            self._filled |= 1 << bin_of_rest
             length = wanted
         else:
-            self._unlink(start, length)
+            lengths[last] = 0
+        if not bins[number]:
+            self._filled ^= 1 << number
         self.count -= length
         return start, length
 
@@ -60,35 +75,6 @@ class FreeRuns:
         for runs in self._bins:
             for start in runs:
                 yield start, self._length[start]
-
-    def _find(self, wanted: int) -> int:
-        """Start of a run of at least ``wanted`` from the smallest bin that surely has one; else from the last bin."""
-        sure = (wanted - 1).bit_length() + 1  # every run from this bin on is long enough
-        fitting = self._filled >> sure
-        bin_index = sure + (fitting & -fitting).bit_length() - 1 if fitting else self._filled.bit_length() - 1
-        runs = self._bins[bin_index]
-        start, _ = runs.popitem()  # unlike a peek at the end, popitem never walks over deleted entries
-        runs[start] = None
-        return start
-
-    def _cut_front(self, start: int, length: int, count: int) -> None:
-        """Shorten a run by its first ``count`` ids, which are fewer than it has."""
-        rest, bin_index = length - count, length.bit_length()
-        if rest.bit_length() != bin_index:
-            self._unlink(start, length)
-            self._link(start + count, rest)
-            return
-        runs, lengths = self._bins[bin_index], self._length  # it stays in its bin: a growing sequence's way
-        del runs[start]
-        runs[start + count] = None
-        lengths[start] = 0
-        lengths[start + count] = lengths[start + length - 1] = rest
-
-    def _link(self, start: int, length: int) -> None:
-        self._length[start] = self._length[start + length - 1] = length
-        bin_index = length.bit_length()
-        self._bins[bin_index][start] = None
-        self._filled |= 1 << bin_index
 
     def _unlink(self, start: int, length: int) -> None:
         self._length[start] = self._length[start + length - 1] = 0

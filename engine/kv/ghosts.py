@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -52,10 +52,7 @@ class Ghosts:
         """A run was evicted. ``prefix``: int32 tokens, in pieces, from the start of the prompt to the end of its first
         block. O(tokens), some microseconds for thousands.
         """
-        hashed = xxh3_64()
-        for tokens in prefix:
-            hashed.update(tokens)
-        self._evicted[namespace, hashed.intdigest()] = ghost
+        self._evicted[namespace, xxh3_64_intdigest(b"".join(prefix))] = ghost
         if len(self._evicted) > self._bound:
             self._evicted.popitem(last=False)
 
@@ -63,14 +60,13 @@ class Ghosts:
         """The ghosts that a prompt meets one after the other, with the numbers of the blocks at which they begin, from
         number ``first`` on, the first one that it lacks. They stay ghosts.
         """
-        return [(number, self._evicted[key]) for number, key in self._met(namespace, tokens, first, block_size)]
+        return self._met(namespace, tokens, first, block_size, self._evicted.get)
 
     def recall(self, namespace: Namespace, tokens: array[int], first: int, block_size: int, now: float) -> list[Return]:
         """The same, counted; they are no ghosts afterwards."""
         returns: list[Return] = []
         whole = len(tokens) // block_size
-        for number, key in self._met(namespace, tokens, first, block_size):
-            ghost = self._evicted.pop(key)
+        for number, ghost in self._met(namespace, tokens, first, block_size, self._evicted.pop):
             idle = now - ghost.when
             self.hits += 1
             self.gap_seconds += idle
@@ -92,20 +88,25 @@ class Ghosts:
             del self._evicted[key]
 
     def _met(
-        self, namespace: Namespace, tokens: array[int], first: int, block_size: int
-    ) -> Iterator[tuple[int, tuple[Namespace, int]]]:
-        """Numbers of blocks, and the keys of the ghosts that begin there. Whoever takes one may remove it."""
+        self,
+        namespace: Namespace,
+        tokens: array[int],
+        first: int,
+        block_size: int,
+        find: Callable[[tuple[Namespace, int], None], Ghost | None],
+    ) -> list[tuple[int, Ghost]]:
+        """Numbers of blocks, and what ``find`` gives of the ghosts that begin there."""
+        met: list[tuple[int, Ghost]] = []
         number, end = first, (first + 1) * block_size
         if end > len(tokens):
-            return
+            return met
         shown = memoryview(tokens)
         hashed = xxh3_64(shown[:end])
-        while end <= len(tokens):
-            key = namespace, hashed.intdigest()
-            ghost = self._evicted.get(key)
-            if ghost is None:
-                return
-            yield number, key
+        while (ghost := find((namespace, hashed.intdigest()), None)) is not None:
+            met.append((number, ghost))
             number += ghost.blocks
             start, end = end, (number + 1) * block_size
+            if end > len(tokens):
+                break
             hashed.update(shown[start:end])
+        return met

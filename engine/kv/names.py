@@ -6,11 +6,15 @@ them right.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from struct import Struct
+from typing import Final
 
 from ...storage.naming import NAME_BYTES, TOKEN_BYTES, BlockName, names_after
 from .node import Node
 
+PART_BLOCKS: Final = 512
+"""Named in one go by those who name a whole cache: half a millisecond."""
 _NAME = Struct(f"{NAME_BYTES}s")
 
 
@@ -57,6 +61,20 @@ def names_of(node: Node, first: int = 0) -> list[BlockName]:
     """The names of the blocks of ``node`` from number ``first`` on, in order."""
     end_name(node)
     return [name for (name,) in _NAME.iter_unpack(node.names[first * NAME_BYTES :])]
+
+
+def naming(nodes: Iterable[Node]) -> Iterator[None]:
+    """Name all ``nodes``, about ``PART_BLOCKS`` blocks at each step; the tree may change between two steps. What has
+    become of them then is named, or gone; what comes in between is not.
+    """
+    blocks = 0
+    for node in [*nodes]:
+        blocks += len(node.ids) - len(node.names) // NAME_BYTES
+        if node.ids:  # else it is gone
+            end_name(node)
+        if blocks >= PART_BLOCKS:
+            blocks = 0
+            yield
 
 
 def parent_name(node: Node) -> BlockName:

@@ -52,7 +52,12 @@ class Node(Entry):
     def __init__(
         self, namespace: Namespace, parent: Node | None, tokens: bytearray, ids: array[int], end: int, now: float
     ) -> None:
-        super().__init__(len(ids), end, now, now)
+        self.blocks, self.depth = len(ids), end  # as ``Entry`` does; spelled out: every request makes a node
+        self.insert_time = self.last_use = now
+        self.hits, self.recompute_seconds = 0, 0.0
+        self.reload_seconds, self.reload_tier = None, None
+        self.priority, self.expires = PLAIN
+        self.tenant, self.candidate = "", False
         self.namespace = namespace
         self.parent = parent
         self.tokens = tokens
@@ -95,10 +100,11 @@ class Node(Entry):
 
     def take(self, traits: Traits, now: float) -> None:
         """A new edge starts with ``traits``; ``now`` is its last use where they name none."""
-        self.seconds, self.uses, self.tier = traits.recompute_seconds, traits.hits, traits.reload_tier
-        self.used = now if traits.last_use is None else traits.last_use
-        self.reload_seconds = traits.reload_seconds
-        self.show_use()
+        seconds, _, hits, last_use, tier, self.reload_seconds = traits
+        self.seconds = self.recompute_seconds = seconds
+        self.uses = self.hits = hits
+        self.tier = self.reload_tier = tier
+        self.used = self.last_use = now if last_use is None else last_use
 
     def inherit(self, lower: Node) -> None:
         """A head that was cut off ``lower`` starts with the statistics of it."""

@@ -37,4 +37,4 @@ def outlook(tree: PrefixTree, in_flight: InFlight, sequence: Sequence) -> Outloo
     if len(block) < size:
         return Outlook(cached, None, is_computed=False)
     wanted = (match.node or sequence.namespace, match.used, block.tobytes())
-    return Outlook(cached, wanted, in_flight.producer(sequence.namespace, key, blocks) is not None)
+    return Outlook(cached, wanted, in_flight.producer(match, key) is not None)

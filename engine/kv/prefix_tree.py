@@ -46,15 +46,6 @@ class Match(NamedTuple):
     """How many tokens of it agree, less than a block."""
 
 
-class Cut(NamedTuple):
-    """What was taken from the tail of a node."""
-
-    ids: array[int]
-    tokens: bytes
-    memory: object
-    """What the observer remembers of it."""
-
-
 class PrefixTree:
     """See the module. ``observer`` receives the events of :class:`EvictionPolicy`; ``clock`` gives seconds."""
 
@@ -85,10 +76,7 @@ class PrefixTree:
         end = limit // self.block_size * block_bytes
         at = used = idle = 0
         ids = array("i")
-        while at < end:
-            child = node.children.get(key[at : at + block_bytes])
-            if child is None:
-                break
+        while at < end and (child := node.children.get(key[at : at + block_bytes])) is not None:
             node, used = child, len(child.ids)
             if at + used * block_bytes > end or not key.startswith(child.tokens, at):
                 used = self._agreeing_blocks(child.tokens, key, at, end)
@@ -154,7 +142,8 @@ class PrefixTree:
         while part is not None:  # spelled out: this and ``unlock`` are on the path of every request
             if not part.locks:
                 self.idle_blocks -= len(part.ids)
-                self._withdraw(part)
+                if part in self.candidates:
+                    self._withdraw(part)
             part.locks += 1
             part = part.parent
 
@@ -187,9 +176,10 @@ class PrefixTree:
         at = 0
         known = array("i")
         while at < len(tokens):
-            child = node.children.get(tokens[at : at + self._block_bytes])
+            key = tokens[at : at + self._block_bytes]
+            child = node.children.get(key)
             if child is None:
-                node = self._grow(node, tokens[at:], ids[len(known) :], traits)
+                node = self._grow(node, key, tokens[at:], ids[len(known) :], traits)
                 break
             used = self._agreeing_blocks(child.tokens, tokens, at, len(tokens))
             node = self.split(child, used) if used < len(child.ids) else child
@@ -217,37 +207,43 @@ class PrefixTree:
         if node.keep is not PLAIN:
             upper.show_keep(node.keep)
             self.expiries.note(upper)
-        self._adopt(upper, node)
+        key = bytes(node.tokens[: self._block_bytes])
+        upper.children[key] = node
+        upper.keys.append(key)
         self.observer.on_split(upper, node, self._clock())
         return upper
 
     # shrinking
 
-    def cut_tail(self, node: Node, count: int) -> Cut:
+    def cut_tail(self, node: Node, count: int) -> tuple[array[int], bytes, object]:
         """Take the last ``count`` blocks out of a candidate. The tree's references to them pass to the caller.
+
+        Returns their ids, the tokens of the first one, and what the observer remembers of the run.
 
         :raises CacheMisuse: when ``node`` is no candidate or has not that many blocks.
         """
         if node not in self.candidates or not 0 < count <= len(node.ids):
             raise CacheMisuse("only the tail of an unreferenced leaf can be evicted")
-        cut = len(node.tokens) - count * self._block_bytes
-        ids, tokens = node.ids[-count:], bytes(node.tokens[cut:])
+        left = len(node.ids) - count
+        cut = left * self._block_bytes
+        ids, head = node.ids[left:], bytes(node.tokens[cut : cut + self._block_bytes])
         del node.tokens[cut:]
-        del node.ids[-count:]
+        del node.ids[left:]
         if node.names:
-            del node.names[len(node.ids) * NAME_BYTES :]
+            del node.names[left * NAME_BYTES :]
         node.end -= count * self.block_size
-        node.show()
+        node.blocks, node.depth = left, node.end
         self.blocks -= count
         self.changes += 1
         self.idle_blocks -= count
-        if not node.ids:
-            self._remove(node, tokens[: self._block_bytes])
+        if left:
+            return ids, head, self.observer.on_evict(node, count, self._clock())
+        self._remove(node, head)
         memory = self.observer.on_evict(node, count, self._clock())
         parent = node.parent
-        if not node.ids and parent is not None and not parent.locks and not parent.children:
+        if parent is not None and not parent.locks and not parent.children:
             self._offer(parent)
-        return Cut(ids, tokens, memory)
+        return ids, head, memory
 
     # keeping
 
@@ -318,36 +314,40 @@ class PrefixTree:
             start = used * self._block_bytes
             return node.ids[used], agreeing_tokens(bytes(node.tokens[start : start + self._block_bytes]), rest)
         best_block, best_tokens = 0, 0
-        near = bisect_left(node.keys, rest)
-        for key in node.keys[max(near - 1, 0) : near + 1]:  # of a sorted list, a neighbour shares the longest prefix
-            if (tokens := agreeing_tokens(key, rest)) > best_tokens:
+        first, keys = rest[:TOKEN_BYTES], node.keys
+        near = bisect_left(keys, rest)
+        for key in keys[near - 1 if near else 0 : near + 1]:  # of a sorted list, a neighbour shares the longest prefix
+            if key.startswith(first) and (tokens := agreeing_tokens(key, rest)) > best_tokens:
                 best_block, best_tokens = node.children[key].ids[0], tokens
         return best_block, best_tokens
 
-    def _grow(self, node: Node, tokens: bytes, ids: array[int], traits: Traits) -> Node:
-        """New blocks below ``node``: a longer edge when the caller alone holds that leaf, a child otherwise."""
-        now = self._clock()
-        self.blocks += len(ids)
+    def _grow(self, node: Node, key: bytes, tokens: bytes, ids: array[int], traits: Traits) -> Node:
+        """New blocks below ``node``, the first one with the tokens ``key``: a longer edge when the caller alone holds
+        that leaf, a child otherwise.
+        """
+        now, blocks = self._clock(), len(ids)
+        self.blocks += blocks
         self.changes += 1
         if node.parent is not None and not node.children and node.locks == 1 and node.takes(traits):
             node.tokens += tokens
             node.ids += ids
-            node.end += len(ids) * self.block_size
-            node.show()
+            node.end += blocks * self.block_size
+            node.blocks, node.depth = len(node.ids), node.end
             node.seconds = node.recompute_seconds = traits.recompute_seconds
             if traits.last_use is None:
                 node.used = node.last_use = now
             else:
                 node.merge(traits)
-            self.observer.on_extend(node, len(ids), now)
+            self.observer.on_extend(node, blocks, now)
             return node
-        child = Node(node.namespace, node, bytearray(tokens), ids, node.end + len(ids) * self.block_size, now)
+        child = Node(node.namespace, node, bytearray(tokens), ids, node.end + blocks * self.block_size, now)
         child.locks, child.tenant = 1, node.namespace.salt or ""
         child.take(traits, now)
         if traits.keep is not PLAIN:
             child.show_keep(traits.keep)
             self.expiries.note(child)
-        self._adopt(node, child)
+        node.children[key] = child
+        insort(node.keys, key)
         self.observer.on_insert(child, now)
         return child
 
@@ -357,11 +357,6 @@ class PrefixTree:
             node.merge(traits)
         if traits.keep is not PLAIN and node.keep.raised(traits.keep) is not node.keep:
             self.set_keep(node, traits.keep)
-
-    def _adopt(self, parent: Node, child: Node) -> None:
-        key = bytes(child.tokens[: self._block_bytes])
-        parent.children[key] = child
-        insort(parent.keys, key)
 
     def _step_down(self, node: Node) -> None:
         """Move a lease from the parent of ``node`` to ``node``: only this one lock is new."""

@@ -57,7 +57,11 @@ class Publisher:
         """
         table = sequence.table
         shared, full = table.shared, sequence.computed // table.block_size
-        seconds = self._block_seconds(sequence, full * table.block_size, full - shared)
+        depth = full * table.block_size
+        if sequence.prefill_seconds > 0:
+            self._cost.observe(depth, full - shared, sequence.prefill_seconds)
+            sequence.prefill_seconds = 0.0
+        seconds = self._cost.seconds(depth)
         if seconds != self._plain.recompute_seconds:  # which changes with measurements only
             self._plain = Traits(seconds)
         if not sequence.retention:
@@ -119,6 +123,10 @@ class Publisher:
 
     def _greet(self, sequence: Sequence, new_from: int, full: int) -> None:
         """Blocks ``new_from`` to ``full`` are there: tell the policy which evicted runs are back with them."""
+        last = sequence.returns[-1]
+        if last.first + last.blocks <= full and not self._tree.observer.wants_returns:
+            sequence.returns = ()  # all of them are, and nobody wants to hear of it
+            return
 
         def entry_at(block: int) -> tuple[Node, int]:
             node = sequence.node
@@ -162,9 +170,3 @@ class Publisher:
 
     def _spans(self, sequence: Sequence, first: int, stop: int) -> list[Span]:
         return spans(sequence.retention, first, stop, sequence.table.block_size, sequence.retained_since)
-
-    def _block_seconds(self, sequence: Sequence, depth: int, blocks: int) -> float:
-        if sequence.prefill_seconds > 0:
-            self._cost.observe(depth, blocks, sequence.prefill_seconds)
-            sequence.prefill_seconds = 0.0
-        return self._cost.seconds(depth)

@@ -32,17 +32,13 @@ class Residency:
 
     def evicted(self, blocks: int, inserted: float, used: float, now: float) -> None:
         """``blocks`` of an edge that was ``inserted`` and last ``used`` then leave for want of room."""
-        self.lifetime.observe(_between(inserted, now), blocks)
-        self.idle.observe(_between(used, now), blocks)
+        try:
+            lived = now - inserted if now > inserted else 0.0  # a NaN is not earlier
+        except TypeError:  # policies can write nonsense to what is shown to them
+            lived = 0.0
+        self.lifetime.observe(lived, blocks)
+        self.idle.observe(now - used if now > used else 0.0, blocks)
 
     def reused(self, used: float, now: float) -> None:
         """An edge that was last ``used`` then is used again."""
-        self.reuse_gap.observe(_between(used, now))
-
-
-def _between(then: float, now: float) -> float:
-    """At least 0, and 0 for nonsense: policies can write to what is shown to them."""
-    try:
-        return now - then if now > then else 0.0  # a NaN is not earlier
-    except TypeError:
-        return 0.0
+        self.reuse_gap.observe(now - used if now > used else 0.0)

@@ -52,6 +52,8 @@ class Watchers:
         """Who hears what requests do. Nothing is named or made for them while there are none."""
         self.alias: Callable[[bytes], bytes] | None = None
         """How policies are to know blocks, if not by the ends of their chained names."""
+        self.of_leaving = self.of_names = self.of_entering = False
+        """Whether anybody hears of what leaves, reads the names of what leaves, hears of what enters."""
         self._report = report
         self._leaving: list[tuple[EvictionHook, bool]] = []
         self._entering: list[PublicationHook] = []
@@ -59,18 +61,22 @@ class Watchers:
     def add(self, hook: EvictionHook, *, names: bool) -> None:
         """``names``: whether it reads the names of runs; where nobody does, runs come without."""
         self._leaving = [*self._leaving, (hook, names)]
+        self._look()
 
     def remove(self, hook: EvictionHook) -> None:
         """Idempotent."""
         self._leaving = [other for other in self._leaving if other[0] is not hook]
+        self._look()
 
     def add_publication(self, hook: PublicationHook) -> None:
         """It needs the names of all runs."""
         self._entering = [*self._entering, hook]
+        self._look()
 
     def remove_publication(self, hook: PublicationHook) -> None:
         """Idempotent."""
         self._entering = [other for other in self._entering if other is not hook]
+        self._look()
 
     def add_request(self, hook: RequestHook) -> None:
         """It hears of what happens from now on."""
@@ -79,21 +85,6 @@ class Watchers:
     def remove_request(self, hook: RequestHook) -> None:
         """Idempotent."""
         self.requests = tuple(other for other in self.requests if other is not hook)
-
-    @property
-    def of_leaving(self) -> bool:
-        """Whether anybody hears of what leaves."""
-        return bool(self._leaving)
-
-    @property
-    def of_names(self) -> bool:
-        """Whether anybody reads the names of what leaves."""
-        return any(names for _, names in self._leaving)
-
-    @property
-    def of_entering(self) -> bool:
-        """Whether anybody hears of what enters."""
-        return bool(self._entering)
 
     def evicted(self, run: EvictedRun) -> None:
         """Tell all."""
@@ -114,6 +105,10 @@ class Watchers:
         """Tell those who hear what requests do."""
         for hook in self.requests:
             self._tell("request hook", hook.heard, event)
+
+    def _look(self) -> None:
+        self.of_leaving, self.of_entering = bool(self._leaving), bool(self._entering)
+        self.of_names = any(names for _, names in self._leaving)
 
     def _tell(self, where: str, event: Callable[[_Told], None], what: _Told) -> None:
         try:

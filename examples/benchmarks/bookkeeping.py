@@ -95,7 +95,7 @@ class Result:
 
 def measure_acts(tokens: int, rounds: int, random: Random) -> Iterator[Result]:
     """Admit, commit, finish and rehit of one prompt length. Each round starts with an empty cache."""
-    names = ("encode", "admit", "commit", "finish", "rehit", "rehit commit", "rehit finish")
+    names = ("admit, encode", "admit", "commit", "finish", "rehit", "rehit commit", "rehit finish")
     times: tuple[Times, Times] = (defaultdict(list), defaultdict(list))
     pool = (PROMPTS + 2) * (tokens // BLOCK_SIZE + 2)
     for _ in range(rounds):
@@ -108,6 +108,7 @@ def measure_acts(tokens: int, rounds: int, random: Random) -> Iterator[Result]:
             for name in names:
                 into[name] += track.times[name]
     for side in times:
+        side["encode"] = side.pop("admit, encode")
         for first, second in (("admit", "commit"), ("encode", "admit")):
             side[f"{first} + {second}"] = [a + b for a, b in zip(side[first], side[second], strict=True)]
     yield Result(tokens, "encode", median(times[0]["encode"]), median(times[1]["encode"]))

@@ -41,7 +41,7 @@ class Octavo:
 
     def admit(self, prompt: array[int]) -> Sequence:
         self._next_id += 1
-        sequence = Sequence(self._next_id, prompt[:], self._namespace, block_size=BLOCK_SIZE)
+        sequence = Sequence(self._next_id, prompt, self._namespace, block_size=BLOCK_SIZE)
         self._manager.copied(self._manager.admit(sequence).copies)
         return sequence
 

@@ -99,6 +99,12 @@ class EvictionPolicy(ABC):
         self.capacity = capacity
 
     @property
+    def wants_returns(self) -> bool:
+        """Whether ``on_ghost_hit`` is of use. Who is to be told costs a search for each run that is back, so only then
+        is it done. By itself: whether the class has a method of its own for it."""
+        return type(self).on_ghost_hit is not EvictionPolicy.on_ghost_hit
+
+    @property
     def name(self) -> str:
         """What traces, metrics and logs call it."""
         return type(self).__name__

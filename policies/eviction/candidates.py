@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import count
@@ -38,6 +39,7 @@ class CandidateQueue:
         self._heap: list[_Late] = []
         self._late: dict[Entry, _Late] = {}
         self._numbers = count()
+        self._last: _Place = (-math.inf, -math.inf)  # of what was appended last
 
     def __len__(self) -> int:
         return len(self._ordered) + len(self._late)
@@ -47,10 +49,12 @@ class CandidateQueue:
 
     def push(self, entry: Entry, key: float) -> None:
         """Put ``entry`` at ``key``, whether it was there or not. ``key`` is not NaN."""
-        self.discard(entry)
+        ordered = self._ordered
+        if entry in ordered or entry in self._late:
+            self.discard(entry)
         place = (key, entry.last_use)
-        if not self._ordered or place >= self._ordered[next(reversed(self._ordered))]:
-            self._ordered[entry] = place
+        if not ordered or place >= self._last:
+            ordered[entry] = self._last = place
             return
         late = _Late(place, next(self._numbers), entry)
         self._late[entry] = late
@@ -63,11 +67,10 @@ class CandidateQueue:
 
     def first(self) -> Entry | None:
         """The entry that comes first, which stays in; ``None`` when empty."""
-        late = self._first_late()
-        if not self._ordered:
-            return late.entry if late else None
-        entry, place = next(iter(self._ordered.items()))
-        return late.entry if late and late.place < place else entry
+        late, ordered = self._first_late() if self._heap else None, self._ordered
+        if late is None:
+            return next(iter(ordered), None)
+        return late.entry if not ordered or late.place < next(iter(ordered.values())) else next(iter(ordered))
 
     def drain(self) -> Iterator[Entry]:
         """Yield entries, lowest first, while the caller discards and pushes between two yields.
@@ -78,18 +81,19 @@ class CandidateQueue:
         passed: list[tuple[Entry, float]] = []
         try:
             while (entry := self.first()) is not None:
-                blocks, key = entry.blocks, self._key(entry)
+                blocks = entry.blocks
                 yield entry
-                if entry in self and entry.blocks == blocks:
+                if entry.blocks == blocks and (place := self._place_of(entry)) is not None:
                     self.discard(entry)
-                    passed.append((entry, key))
+                    passed.append((entry, place[0]))
         finally:
             for entry, key in passed:
                 if entry.candidate and entry not in self:
                     self.push(entry, key)
 
-    def _key(self, entry: Entry) -> float:
-        return (self._ordered[entry] if entry in self._ordered else self._late[entry].place)[0]
+    def _place_of(self, entry: Entry) -> _Place | None:
+        late = self._late.get(entry)
+        return self._ordered.get(entry) if late is None else late.place
 
     def _first_late(self) -> _Late | None:
         while self._heap:

@@ -8,7 +8,7 @@ The wish itself, ranges of tokens with a priority and a time, has the form of Te
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -73,10 +73,13 @@ class PriorityTtl(EvictionPolicy):
         return self._name
 
     def on_insert(self, entry: Entry, now: float) -> None:
-        self._enter(entry, self._level_of(_priority(entry, now)), now)
+        if entry.priority:
+            self._enter(entry, self._level_of(_priority(entry, now)), now)
+        else:
+            self._plain.policy.on_insert(entry, now)
 
     def on_extend(self, entry: Entry, blocks: int, now: float) -> None:
-        self._where(entry).policy.on_extend(entry, blocks, now)
+        self._elsewhere.get(entry, self._plain).policy.on_extend(entry, blocks, now)
 
     def on_split(self, upper: Entry, lower: Entry, now: float) -> None:
         level = self._where(lower)
@@ -84,11 +87,15 @@ class PriorityTtl(EvictionPolicy):
         level.policy.on_split(upper, lower, now)
 
     def on_hit(self, entry: Entry, now: float) -> None:
-        level = self._where(entry) if entry.candidate else self._settle(entry, now)
+        level = self._elsewhere.get(entry, self._plain)
+        if not entry.candidate and (entry.priority or level.priority):
+            level = self._settle(entry, level, now)
         level.policy.on_hit(entry, now)
 
     def on_candidate(self, entry: Entry, now: float) -> None:
-        level = self._settle(entry, now)
+        level = self._elsewhere.get(entry, self._plain)
+        if entry.priority or level.priority:
+            level = self._settle(entry, level, now)
         level.candidates += 1
         if level.candidates == 1:
             insort(self._ready, level.priority)
@@ -97,16 +104,17 @@ class PriorityTtl(EvictionPolicy):
         level.policy.on_candidate(entry, now)
 
     def on_held(self, entry: Entry) -> None:
-        level = self._where(entry)
+        level = self._elsewhere.get(entry, self._plain)
         self._withdraw(entry, level)
         level.policy.on_held(entry)
 
     def on_evict(self, entry: Entry, blocks: int, now: float) -> object:
-        level = self._where(entry)
+        level = self._elsewhere.get(entry, self._plain)
         self._evictions += 1
-        if entry.blocks == 0:
+        if not entry.blocks:
             self._withdraw(entry, level)
-            self._strike(entry, level)
+            if level is not self._plain:
+                self._strike(entry, level)
         memory = level.policy.on_evict(entry, blocks, now)
         return None if memory is None else _Memory(level.number, memory)
 
@@ -120,6 +128,11 @@ class PriorityTtl(EvictionPolicy):
         level, memory = self._where(entry), returned.memory
         own = memory.memory if isinstance(memory, _Memory) and memory.number == level.number else None
         level.policy.on_ghost_hit(entry, returned._replace(memory=own), now)
+
+    @property
+    def wants_returns(self) -> bool:
+        """As the policy underneath."""
+        return self._plain.policy.wants_returns
 
     def on_request(self, number: int, names: bytes, now: float) -> None:
         for level in self._levels.values():
@@ -141,30 +154,26 @@ class PriorityTtl(EvictionPolicy):
             level.policy.load(saved, self._among(level, entry))
 
     def victims(self, count: int, now: float) -> Iterator[Entry | Tail]:
-        self._let_expire(now)
-        place = 0  # among the priorities that have candidates
-        while place < len(self._ready):
-            level, evictions = self._levels[self._ready[place]], self._evictions
-            named = yield from self._turn(level, count, now)
+        if self._elsewhere:
+            self._let_expire(now)
+        ready, place = self._ready, 0  # among the priorities that have candidates
+        while place < len(ready):
+            level, evictions, named = self._levels[ready[place]], self._evictions, False
+            victims = level.policy.victims(count, now)
+            try:
+                for entry in victims:
+                    named = True
+                    yield entry
+                    if self._evictions != evictions and ready and ready[0] < level.priority:
+                        break  # a parent of a lower priority has lost its last child
+            finally:
+                close = getattr(victims, "close", None)
+                if close is not None:
+                    close()
             if self._evictions == evictions and named:  # somebody only looks: show the next ones too
                 place += 1
-            elif self._ready and self._ready[0] <= level.priority:
+            elif ready and ready[0] <= level.priority:
                 return  # to be asked again: a lower priority has got candidates, or this policy has more to say
-
-    def _turn(self, level: _Level, count: int, now: float) -> Generator[Entry | Tail, None, bool]:
-        """What the policy of ``level`` names, until a parent of a lower priority loses its last child; returns whether
-        that was anything."""
-        evictions, named = self._evictions, False
-        victims = level.policy.victims(count, now)
-        try:
-            for entry in victims:
-                named = True
-                yield entry
-                if self._evictions != evictions and self._ready and self._ready[0] < level.priority:
-                    break
-        finally:
-            getattr(victims, "close", lambda: None)()
-        return named
 
     def _where(self, entry: Entry) -> _Level:
         return self._elsewhere.get(entry, self._plain)
@@ -176,9 +185,9 @@ class PriorityTtl(EvictionPolicy):
             level = self._levels[priority] = _Level(priority, next(self._numbers), make(self.capacity))
         return level
 
-    def _settle(self, entry: Entry, now: float) -> _Level:
-        """Where an entry that is no candidate there belongs; it moves if that has changed."""
-        level, priority = self._where(entry), _priority(entry, now)
+    def _settle(self, entry: Entry, level: _Level, now: float) -> _Level:
+        """Where an entry that is no candidate of ``level``, where it is, belongs; it moves if that has changed."""
+        priority = _priority(entry, now)
         if priority == level.priority:
             return level
         other = self._level_of(priority)

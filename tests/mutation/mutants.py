@@ -173,7 +173,7 @@ KNOWN_FAULTS = (
     Mutant(
         "8 eviction counts what was free already",
         EVICTION,
-        "        return pool.free - goal + count\n",
+        "        return free.count - goal + count\n",
         "        return count\n",
         IN_EVICTION,
     ),
@@ -195,8 +195,8 @@ KNOWN_FAULTS = (
     Mutant(
         "11 allocation does not evict",
         MANAGER,
-        "        if count > self.pool.free:\n",
-        "        if count > self.pool.num_blocks:\n",
+        "        if missing > 0:\n",
+        "        if missing > self.pool.num_blocks:\n",
         IN_MANAGER,
     ),
     Mutant(
@@ -233,7 +233,7 @@ KNOWN_FAULTS = (
     Mutant(
         "15 entries outlive recycling",
         TREE,
-        "        del node.tokens[cut:]\n        del node.ids[-count:]\n",
+        "        del node.tokens[cut:]\n        del node.ids[left:]\n",
         "",
         IN_TREE,
     ),
@@ -247,8 +247,8 @@ KNOWN_FAULTS = (
     Mutant(
         "17 a hit block can be handed to someone else",
         TREE,
-        "                self.idle_blocks -= len(part.ids)\n                self._withdraw(part)\n",
-        "                self.idle_blocks -= len(part.ids)\n",
+        "                if part in self.candidates:\n                    self._withdraw(part)\n",
+        "",
         IN_TREE,
         "a locked leaf stays a candidate for eviction",
     ),
@@ -434,10 +434,10 @@ MORE = (
         IN_MANAGER,
     ),
     Mutant(
-        "a producer is believed without a look at its prefix",
+        "who parts in the middle of an edge takes the producer at its end for his own",
         IN_FLIGHT,
-        "        if found is None or not key.startswith(found.tokens[: blocks * self._block_size].tobytes()):\n",
-        "        if found is None:\n",
+        "        if node is None or match.used < len(node.ids):\n",
+        "        if node is None:\n",
         IN_FLIGHT_TESTS,
     ),
     Mutant(
@@ -576,8 +576,8 @@ MORE = (
     Mutant(
         "only the lower neighbour is looked at for a partial hit",
         TREE,
-        "node.keys[max(near - 1, 0) : near + 1]",
-        "node.keys[max(near - 1, 0) : near]",
+        "keys[near - 1 if near else 0 : near + 1]",
+        "keys[near - 1 if near else 0 : near]",
         IN_TREE,
     ),
     Mutant(
@@ -590,31 +590,31 @@ MORE = (
     Mutant(
         "a shortened run is lost",
         RUNS,
-        "        runs[start + count] = None\n",
+        "            bins[bin_of_rest][start_of_rest] = None\n",
         "",
         IN_RUNS,
     ),
     Mutant(
         "a pinned block is freed with its run",
         POOL,
-        "        if self._pins and any(start <= pinned < end for pinned in self._pins):\n            return False\n",
+        "            and not (self._pins and any(start <= pinned < end for pinned in self._pins))\n",
         "",
         IN_POOL,
     ),
     Mutant(
         "a shared block is freed with its run",
         POOL,
-        " or self._references[start:end] != self._ones[:length]:\n",
-        ":\n",
+        "            and self._references[start:end] == self._ones[:length]\n",
+        "",
         IN_POOL,
     ),
     Mutant(
         "the hook sees blocks that are free already",
         EVICTION,
-        "        cut = self._tree.cut_tail(node, count)\n",
-        "        cut = self._tree.cut_tail(node, count)\n"
-        "        self._pool.release(cut.ids)\n"
-        "        cut = cut._replace(ids=cut.ids[:0])\n",
+        "        ids, head, memory = self._tree.cut_tail(node, count)\n",
+        "        ids, head, memory = self._tree.cut_tail(node, count)\n"
+        "        self._pool.release(ids)\n"
+        "        ids = ids[:0]\n",
         IN_EVICTION,
     ),
     Mutant(
@@ -693,7 +693,7 @@ TIERS = (
     Mutant(
         "names outlive their blocks",
         TREE,
-        "            del node.names[len(node.ids) * NAME_BYTES :]\n",
+        "            del node.names[left * NAME_BYTES :]\n",
         "            pass\n",
         IN_NAMES,
     ),
@@ -714,8 +714,8 @@ TIERS = (
     Mutant(
         "names are worked out for nobody",
         EVICTION,
-        "named=watchers.of_names) if watchers.of_leaving else None",
-        "named=True)",
+        "self._run(node, count, reason, cause) if self._watchers.of_leaving else None",
+        "tail_run(node, count, reason, cause)",
         IN_EVICTION,
     ),
     Mutant(
@@ -1493,8 +1493,8 @@ POLICIES = (
     Mutant(
         "a policy that is set aside goes on hearing",
         CONTAINMENT,
-        "self.set_aside, self.wants_requests, self._heard = True, False, _Nobody(self.capacity)",
-        "self.set_aside, self.wants_requests = True, False",
+        "self.set_aside, self._heard, self._name = True, _Nobody(self.capacity), STAND_IN",
+        "self.set_aside, self._name = True, STAND_IN",
         IN_CONTAINMENT,
     ),
     Mutant(
@@ -1522,8 +1522,8 @@ POLICIES = (
     Mutant(
         "the highest priority goes first",
         PRIORITY_TTL,
-        "self._levels[self._ready[place]], self._evictions",
-        "self._levels[self._ready[-1 - place]], self._evictions",
+        "self._levels[ready[place]], self._evictions",
+        "self._levels[ready[-1 - place]], self._evictions",
         IN_PRIORITY_TTL,
     ),
     Mutant(

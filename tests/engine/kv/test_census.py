@@ -55,8 +55,8 @@ def test_the_sound_cache_adds_up() -> None:
 FALSIFICATIONS: dict[str, Callable[[Books], object]] = {
     "references and": lambda books: books.manager.pool.retain([books.idle.ids[0]]),
     "owners": lambda books: books.manager.pool.release(books.idle.ids[:1]),
-    "the free list": lambda books: books.manager.pool._free.give(books.idle.ids[0], 1),
-    "disagree": lambda books: books.manager.pool._free.take(1),
+    "the free list": lambda books: books.manager.pool.free_runs.give(books.idle.ids[0], 1),
+    "disagree": lambda books: books.manager.pool.free_runs.take(1),
     "locks": lambda books: books.manager.tree.lock(books.idle),
     "in the tree 2 times": lambda books: books.idle.ids.__setitem__(0, books.held.ids[0]),
     "other shared blocks": lambda books: books.running.table.blocks.__setitem__(0, 15),

@@ -170,8 +170,12 @@ class TreeMachine(RuleBasedStateMachine):
             node = data.draw(st.sampled_from(list(self.tree.candidates)))
             number = data.draw(st.integers(1, len(node.ids)))
             space = node.namespace
-            ids, tokens, _ = self.tree.cut_tail(node, number)
-            text = tuple(memoryview(prefix_of(self.tree, node) + tokens).cast("i"))
+            whole = prefix_of(self.tree, node)
+            ids, head, _ = self.tree.cut_tail(node, number)
+            kept = prefix_of(self.tree, node)
+            assert whole.startswith(kept + head)
+            assert len(head) == 4 * BLOCK
+            text = tuple(memoryview(whole).cast("i"))
             for back, block in enumerate(reversed(ids)):
                 assert self.blocks.pop((space, text[: len(text) - back * BLOCK])) == block
 
@@ -244,7 +248,7 @@ def test_what_is_leased_is_no_candidate(where: str) -> None:
     tree.unlock(node)
     evicted: list[int] = []
     while tree.candidates:
-        ids = tree.cut_tail(next(iter(tree.candidates)), 1).ids
+        ids = tree.cut_tail(next(iter(tree.candidates)), 1)[0]
         evicted += ids
     assert evicted == path[::-1], "leaf first"
     assert (tree.blocks, tree.idle_blocks) == (0, 0)
