@@ -26,6 +26,9 @@ class Acceleration:
     """Weights are kept in the layout that the kernels' matrix products read, or oneDNN's where those are not there."""
     overlap: bool = True
     """Outputs of a step are delivered while the next one runs."""
+    polite: bool = True
+    """The model's threads leave a processor to the event loop as soon as that wants one (Linux: they have a niceness of
+    5). Off where other programs compute on the same processors and shall get no larger share than the model."""
 
     def __post_init__(self) -> None:
         for each in fields(self):

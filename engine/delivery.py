@@ -41,13 +41,21 @@ class Delivery:
         """``group`` has new tokens, or is over."""
         self._news[group] = None
 
-    def run(self) -> None:
-        """Tell everything that is new, in the order in which it came. Nothing happens when nothing is.
+    @property
+    def has_news(self) -> bool:
+        """Whether somebody has not been told."""
+        return bool(self._news)
+
+    def run(self, most: int | None = None) -> None:
+        """Tell what is new, in the order in which it came, of ``most`` requests or of all. Nothing happens when nothing
+        is.
 
         What one request raises keeps nobody from hearing of the others: the first such error comes out at the end.
         """
         faults: list[Exception] = []
-        while self._news:
+        told = 0
+        while self._news and told != most:
+            told += 1
             group, _ = self._news.popitem(last=False)
             try:
                 if group.is_over:

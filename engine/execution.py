@@ -30,12 +30,12 @@ class StepExecutor:
         rows: Sequence[PlannedRow],
         *,
         on_out_of_memory: Callable[[int], None],
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], bool] | None = None,
     ) -> list[RowResult]:
         """What came out for each row, in order: its output, or the error that only this row is to blame for.
 
         ``on_out_of_memory`` is told the tokens of every try that the device had no memory for. ``meanwhile``: work for
-        the time in which the model is busy; called once for each try, unless that is over sooner.
+        the time in which the model is busy, as :meth:`~.model_thread.ModelThread.call_beside` has it.
 
         :raises EngineClosed: when the model thread was closed.
         """

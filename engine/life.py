@@ -125,9 +125,9 @@ class EngineLife:
 
     async def _live_recorded(self) -> None:
         self._metrics.enter()
-        thread = ModelThread()
+        thread = ModelThread(is_polite=self._config.acceleration.polite)
         try:
-            runner, codec = await thread.call(self._load)
+            runner, codec = await self._loaded(thread)
             try:
                 await thread.call(runner.allocate, self._config.num_blocks, self._config.block_size)
                 parts = await assemble(runner, codec, thread, self._config, self._restore, self._outside, self._metrics)
@@ -195,6 +195,22 @@ class EngineLife:
             self._home = None
             self._stopped.set()
             self._closing.set()
+
+    async def _loaded(self, thread: ModelThread) -> Loaded:
+        """The model; if it comes when nobody waits for it any more, it is closed at once: others may wait for it."""
+        found: list[Loaded] = []
+
+        def close() -> None:
+            for runner, _ in found:
+                runner.close()
+
+        try:
+            await thread.call(lambda: found.append(self._load()))
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(0):
+                await thread.call(close)
+            raise
+        return found[0]
 
     async def _free(self, thread: ModelThread, runner: ModelRunner) -> None:
         """Close the runner: now, or behind a step that hangs, whenever that returns."""

@@ -8,12 +8,13 @@ cancellation that comes during a step takes effect before the result of that ste
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from ..errors import (
     CannotContinue,
@@ -38,6 +39,7 @@ from .delivery import Delivery
 from .edges import Question
 from .execution import RowResult, StepExecutor
 from .forking import Forking, NewSequence
+from .insight.backlog import waiting_tokens
 from .insight.measures import Measures
 from .insight.under_way import RequestView, request_views
 from .kv import CacheManager
@@ -56,6 +58,10 @@ TRANSFER_POLL = 0.001
 ROOM_POLL = 0.02
 """Seconds between two looks of an idle loop whether a tier takes more of what waits to be exported."""
 RECOVERY_PAUSE = 0.01
+WIDE = 64
+"""Rows from which on a step edge takes milliseconds: it is cut in pieces, and others have their turn between them."""
+TOLD_AT_ONCE = 8
+"""Requests whose readers are woken together while the model runs: they all take their turn before anybody else does."""
 
 
 class StepLoop:
@@ -163,7 +169,7 @@ class StepLoop:
 
     def requests(self) -> tuple[RequestView, ...]:
         """What is under way."""
-        return request_views((group for group in self.groups.values() if not group.is_over), self._clock())
+        return request_views(self._live(), self._clock())
 
     def pins(self) -> tuple[Pin, ...]:
         """What is pinned, as of the last step edge."""
@@ -182,6 +188,7 @@ class StepLoop:
             running=len(self._scheduler.running),
             loading=len(self._scheduler.loading),
             waiting=sum(s.phase is Phase.WAITING for group in self.groups.values() for s in group.samples),
+            waiting_tokens=waiting_tokens(self._live(), self.cache),
             waiting_reasons=dict(self._scheduler.waiting_reasons),
             preemptions=self._scheduler.preemptions.total(),
             preemptions_by_kind=dict(self._scheduler.preemptions),
@@ -207,6 +214,9 @@ class StepLoop:
             failed_in_a_row=counters.failed_in_a_row,
             tenant_blocks={} if self.cache.quotas is None else dict(self.cache.quotas.used),
         )
+
+    def _live(self) -> Iterator[SequenceGroup]:
+        return (group for group in self.groups.values() if not group.is_over)
 
     def _saved(self) -> SaveStats:
         known = [when for when in (self._counters.snapshot_at, self._tiering.checkpoint.made_at) if when is not None]
@@ -252,9 +262,11 @@ class StepLoop:
         if not rows:
             await self._wait()
             return
+        if is_wide := len(rows) >= WIDE:
+            await _let_others_in()
         began = self._step_began = self._clock()
         try:
-            results = await self._executor.execute(rows, on_out_of_memory=self._narrow, meanwhile=self._deliver)
+            results = await self._executor.execute(rows, on_out_of_memory=self._narrow, meanwhile=self._deliver_some)
         finally:
             self._step_began = None
         self._deliver()  # what was not told meanwhile, since the step was short or failed
@@ -265,11 +277,18 @@ class StepLoop:
         self._run_inbox()
         self._at_fault = set()
         self._commit(rows, results, began, traces)
+        if is_wide:
+            await _let_others_in()
 
-    def _deliver(self) -> None:
+    def _deliver_some(self) -> bool:
+        """Tell some of what is new; True when there is more."""
+        self._deliver(TOLD_AT_ONCE)
+        return self._delivery.has_news
+
+    def _deliver(self, most: int | None = None) -> None:
         """Tell what is new. A fault in that is one of the engine: it comes out at the next step edge."""
         try:
-            self._delivery.run()
+            self._delivery.run(most)
         except Exception as error:  # noqa: BLE001  # also one of the host's, of its meters say
             self.post(partial(_raise, error))
 
@@ -458,6 +477,12 @@ class StepLoop:
         if self._step_began is None:
             return 0.0
         return max(self._clock() - self._step_began - self._config.step_timeout, 0.0)
+
+
+async def _let_others_in() -> None:
+    """What came from outside is seen in one turn of the event loop, called back in the next and awaited in a third."""
+    for _ in range(3):
+        await anyio.lowlevel.checkpoint()
 
 
 def _raise(error: Exception) -> None:

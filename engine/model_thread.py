@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
@@ -22,6 +25,8 @@ HEAD_START = 0.0002
 """Seconds that a call has the interpreter to itself before other work is done beside it."""
 CLOSE_POLL = 0.002
 """Seconds between two looks whether the thread has ended."""
+NICENESS = 5
+"""How much nicer a polite thread is than the process: a third of the weight."""
 
 
 class ModelThread:
@@ -29,9 +34,14 @@ class ModelThread:
 
     Its own, because libraries below the model keep per-thread worker pools; a daemon, because a call that never
     returns must not keep the process from ending.
+
+    :param is_polite: on Linux, the thread and those that libraries start from it leave a processor to the event loop
+        as soon as that wants one. With every processor computing, an equal of theirs that has just run waits for the
+        next tick of the system's scheduler, some milliseconds.
     """
 
-    def __init__(self, name: str = MODEL_THREAD) -> None:
+    def __init__(self, name: str = MODEL_THREAD, *, is_polite: bool = False) -> None:
+        self._is_polite = is_polite
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -60,18 +70,19 @@ class ModelThread:
         return await future
 
     async def call_beside(
-        self, meanwhile: Callable[[], None] | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+        self, meanwhile: Callable[[], bool] | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """As ``call``; ``meanwhile`` is called in the event loop while the function runs, unless that is over before.
 
-        Not at once: both need the interpreter, and what begins here would hold up what is to begin there.
+        Not at once: both need the interpreter, and what begins here would hold up what is to begin there. It is called
+        again, after whatever else the event loop has to do, as long as it returns True.
         """
-        begun = None if meanwhile is None else asyncio.get_running_loop().call_later(HEAD_START, meanwhile)
+        beside = None if meanwhile is None else _Beside(meanwhile)
         try:
             return await self.call(function, *args, **kwargs)
         finally:
-            if begun is not None:
-                begun.cancel()
+            if beside is not None:
+                beside.end()
 
     async def close(self, timeout: float) -> bool:
         """End the thread once its calls have ended. Idempotent.
@@ -87,8 +98,35 @@ class ModelThread:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
+        if self._is_polite:
+            _give_way()
         while (job := self._jobs.get()) is not None:
             job()
+
+
+class _Beside:
+    """Work in the event loop, piece by piece."""
+
+    def __init__(self, work: Callable[[], bool]) -> None:
+        self._work = work
+        self._loop = asyncio.get_running_loop()
+        self._next: asyncio.Handle = self._loop.call_later(HEAD_START, self._go_on)
+
+    def end(self) -> None:
+        """No more of it."""
+        self._next.cancel()
+
+    def _go_on(self) -> None:
+        if self._work():
+            self._next = self._loop.call_soon(self._go_on)
+
+
+def _give_way() -> None:
+    """Elsewhere a niceness belongs to the whole process, which has the event loop in it."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        with suppress(OSError):  # a sandbox may forbid it: then it stays as it is
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
 
 
 def _deliverable(error: BaseException) -> Exception:

@@ -13,15 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from .peaks import IntArray, Peaks, starts
-from .processors import Float64Array, to_device, to_index
+from .peaks import Float32Array, Float64Array, IntArray, Peaks, starts
+from .processors import to_device
 from .randomness import uniform
-from .runner import Float32Array, RowSampling
+from .runner import RowSampling
+from .scores import ScoreOps, invert
 
-BLOCK = 256
-"""Weights per block of the two-level search in :func:`_invert`."""
 FIRST_WIDTH = 64
 """How much of the vocabulary is sorted first for ``top_p`` and ``min_p``; 4 times more where that was not enough."""
 
@@ -31,10 +29,10 @@ BoolArray = npt.NDArray[np.bool_]
 class _Candidates(NamedTuple):
     """What may be drawn, by row in ascending id order, padded with weight 0."""
 
-    ids: Tensor | None
-    """Shape [S, K]; ``None`` when column j is id j."""
+    ids: Tensor
+    """Shape [S, K], on the CPU."""
     weights: Tensor
-    """Unnormalised probabilities, shape [S, K]."""
+    """Unnormalised probabilities, shape [S, K], float64."""
 
 
 class _Filters(NamedTuple):
@@ -64,7 +62,7 @@ class _Filters(NamedTuple):
         return _Filters._make(column[index] for column in self)
 
 
-def draw(scores: Tensor, peaks: Peaks, rows: Mapping[int, RowSampling]) -> dict[int, list[int]]:
+def draw(scores: Tensor, peaks: Peaks, rows: Mapping[int, RowSampling], ops: ScoreOps) -> dict[int, list[int]]:
     """Draw one id per seed of each row named.
 
     :param scores: processed logits, float32, shape [R, V]; each row named has a finite maximum and no NaN.
@@ -75,11 +73,13 @@ def draw(scores: Tensor, peaks: Peaks, rows: Mapping[int, RowSampling]) -> dict[
     drawn: dict[int, list[int]] = {}
     if whole:
         part = [rows[i] for i in whole]
-        candidates = _Candidates(None, _weights(scores, whole, part))
-        drawn |= zip(whole, _draw(candidates, part), strict=True)
+        index = np.array(whole, dtype=np.int64)
+        ids, _ = ops.draw(scores, index, _bests(peaks, index), _temperatures(part), _uniforms(part))
+        drawn |= zip(whole, _by_seed(ids.tolist(), part), strict=True)
     if filtered:
         part = [rows[i] for i in filtered]
-        drawn |= zip(filtered, _draw(_filtered(peaks, _filters(scores, peaks, filtered, part)), part), strict=True)
+        candidates = _filtered(peaks, _filters(scores, peaks, filtered, part, ops))
+        drawn |= zip(filtered, _draw(candidates, part), strict=True)
     return drawn
 
 
@@ -87,62 +87,46 @@ def _has_filter(row: RowSampling, vocab: int) -> bool:
     return 0 < row.params.top_k < vocab or row.params.top_p < 1.0 or row.params.min_p > 0.0
 
 
-def _weights(scores: Tensor, index: Sequence[int], rows: Sequence[RowSampling]) -> Tensor:
-    """exp((score - best) / temperature) of the rows ``index``, shape [S, V]."""
-    part = scores if len(index) == len(scores) else scores.index_select(0, to_index(index, scores))
-    # the maximum goes first: a tiny temperature then scales gaps to zero and below, and nothing overflows
-    gaps = part - part.amax(dim=-1, keepdim=True)
-    return gaps.div_(to_device(_temperatures(rows), scores)[:, None]).exp_()
+def _bests(peaks: Peaks, index: IntArray) -> Float32Array:
+    bests: Float32Array = peaks.maxima.index_select(0, to_device(index, peaks.maxima)).amax(dim=-1).cpu().numpy()
+    return bests
 
 
 def _temperatures(rows: Sequence[RowSampling]) -> Float32Array:
     return np.array([row.params.temperature for row in rows], dtype=np.float32)
 
 
-def _draw(candidates: _Candidates, rows: Sequence[RowSampling]) -> list[list[int]]:
+def _uniforms(rows: Sequence[RowSampling]) -> Float64Array:
+    """One for each seed, shape [S, n], filled up with 0."""
     uniforms = np.zeros((len(rows), max(len(row.seeds) for row in rows)))
     for i, row in enumerate(rows):
         uniforms[i, : len(row.seeds)] = [uniform(seed, len(row.history)) for seed in row.seeds]
-    found = _invert(candidates.weights, to_device(uniforms, candidates.weights))
-    ids: list[list[int]] = (found if candidates.ids is None else candidates.ids.gather(1, found)).tolist()
-    return [ids[i][: len(row.seeds)] for i, row in enumerate(rows)]
+    return uniforms
 
 
-def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Where in the cumulative sum of the weights, taken in float64, each uniform falls. A weight of 0 is never hit.
-
-    Shapes: [S, K] and [S, n] -> [S, n]. Blocks are summed first and only the block that is hit is looked into.
-    """
-    blocks = _blocks(weights)
-    upto = pad(blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1), (1, 0))
-    # a uniform is at most 1 - 2**-53, so its product with the total rounds to less than the total: a block is found
-    target = uniforms * upto[:, -1:]
-    block = torch.searchsorted(upto, target, right=True) - 1
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).cumsum(dim=-1, dtype=torch.float64)
-    rest = (target - upto.gather(1, block))[:, :, None]
-    # two ways to sum a block may differ in the last bit, so the rest may lie past its end
-    last = torch.searchsorted(inside, inside[:, :, -1:].contiguous())
-    offset = torch.minimum(torch.searchsorted(inside, rest, right=True), last)
-    return block * BLOCK + offset[:, :, 0]
+def _by_seed(ids: Sequence[list[int]], rows: Sequence[RowSampling]) -> list[list[int]]:
+    return [found[: len(row.seeds)] for found, row in zip(ids, rows, strict=True)]
 
 
-def _blocks(weights: Tensor) -> Tensor:
-    """Shape [S, K] -> [S, B, BLOCK], padded with 0."""
-    missing = -weights.shape[1] % BLOCK
-    return (pad(weights, (0, missing)) if missing else weights).view(len(weights), -1, BLOCK)
+def _draw(candidates: _Candidates, rows: Sequence[RowSampling]) -> list[list[int]]:
+    places, _ = invert(candidates.weights, torch.from_numpy(_uniforms(rows)))
+    return _by_seed(candidates.ids.gather(1, places).tolist(), rows)
 
 
-def _filters(scores: Tensor, peaks: Peaks, index: Sequence[int], rows: Sequence[RowSampling]) -> _Filters:
+def _filters(
+    scores: Tensor, peaks: Peaks, index: Sequence[int], rows: Sequence[RowSampling], ops: ScoreOps
+) -> _Filters:
     vocab = scores.shape[1]
     limits = [row.params.top_k if 0 < row.params.top_k < vocab else vocab for row in rows]
     open_ended = [i for i, row in enumerate(rows) if limits[i] == vocab and row.params.top_p < 1.0]
     mass = np.zeros(len(rows))
     if open_ended:
-        weights = _weights(scores, [index[i] for i in open_ended], [rows[i] for i in open_ended])
-        mass[open_ended] = _blocks(weights).sum(dim=-1, dtype=torch.float64).sum(dim=-1).cpu().numpy()
+        temperatures = _temperatures([rows[i] for i in open_ended])
+        asked = np.array([index[i] for i in open_ended], dtype=np.int64)
+        _, mass[open_ended] = ops.draw(scores, asked, _bests(peaks, asked), temperatures, np.empty((len(asked), 0)))
     return _Filters(
         rows=np.array(index, dtype=np.int64),
-        best=peaks.maxima.index_select(0, to_index(index, scores)).amax(dim=-1).cpu().numpy(),
+        best=_bests(peaks, np.array(index, dtype=np.int64)),
         temperature=_temperatures(rows),
         top_k=np.array(limits, dtype=np.int64),
         top_p=np.array([row.params.top_p for row in rows], dtype=np.float64),

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 IntArray = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
 
 BLOCK = 64
 """Scores per block: so many that maxima are few, so few that looking into a block is cheap."""
@@ -73,9 +75,14 @@ class Peaks(NamedTuple):
 
 def find_peaks(scores: Tensor) -> Peaks:
     """Read all scores once. Shape [R, V]; they may share memory with the result."""
-    whole = pad(scores, (0, -scores.shape[1] % BLOCK), value=-torch.inf) if scores.shape[1] % BLOCK else scores
-    blocks = whole.contiguous().view(len(scores), -1, BLOCK)
+    blocks = in_blocks(scores)
     return Peaks(blocks, blocks.amax(dim=-1), scores.shape[1])
+
+
+def in_blocks(scores: Tensor) -> Tensor:
+    """Shape [R, V] -> [R, B, BLOCK], padded with ``-inf``; a view where there is nothing to pad."""
+    whole = pad(scores, (0, -scores.shape[1] % BLOCK), value=-torch.inf) if scores.shape[1] % BLOCK else scores
+    return whole.contiguous().view(len(scores), -1, BLOCK)
 
 
 def starts(lengths: IntArray) -> IntArray:

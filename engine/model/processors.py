@@ -9,36 +9,36 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from .bias import BiasTable
 from .guided_rows import Masks
-from .peaks import IntArray
-from .runner import Float32Array, Int32Array, RowSampling
+from .peaks import Float32Array, Float64Array, IntArray
+from .runner import Int32Array, RowSampling
 
-Float64Array: TypeAlias = npt.NDArray[np.float64]
 _Change: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
-def process(raw: Tensor, logprobs: Tensor, rows: Sequence[RowSampling], masks: Masks, biases: BiasTable) -> Tensor:
+def process(
+    raw: Tensor, logprobs: Callable[[], Tensor], rows: Sequence[RowSampling], masks: Masks, biases: BiasTable
+) -> Tensor:
     """Logits (log-probabilities for beam rows) after masks, bias, bans and penalties. The logits themselves, or the
     log-probabilities, when nothing applies.
 
     :param raw: the logits, shape [R, V], float32.
-    :param logprobs: their logarithmic softmax.
+    :param logprobs: makes their logarithmic softmax, which only beams need.
     :param masks: of the rows with a guide, what it allows.
     """
     beams = [i for i, row in enumerate(rows) if row.beam_candidates > 0]
     plain = len(beams) in (0, len(rows))
-    start = logprobs if beams and plain else raw
+    start = logprobs() if beams and plain else raw
     if plain and not masks and not any(_has_processors(row) for row in rows):
         return start
     scores = start.clone(memory_format=torch.contiguous_format)
     if not plain:
-        scores[beams] = logprobs[beams]
+        scores[beams] = logprobs()[beams]
     if masks:
         _mask(scores, masks)
     _add_biases(scores, rows, biases)

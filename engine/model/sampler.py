@@ -10,7 +10,7 @@ The reported log-probabilities are those of the model's raw distribution.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from ...errors import ModelError
 from .bias import BiasTable
 from .drawing import draw
 from .guided_rows import consult
-from .peaks import Peaks, find_peaks, starts
+from .peaks import Peaks, starts
 from .processors import process, to_index
 from .runner import Int32Array, PromptScore, RowOutput, RowSampling, SampledToken, TokenScore
+from .scores import ScoreOps, Survey, TorchScores
 
 _NOT_FINITE = "the model's logits are not finite (NaN or infinite); the weights or the chosen dtype are at fault"
 _NONE_LEFT = "no token is left to choose: all are banned; loosen logit_bias, min_tokens or output_format"
@@ -32,9 +33,13 @@ class Sampler:
     """Chooses tokens. The same rows and logits give the same answer on every call: what it keeps is made from the
     parameters of requests and saves time, no more."""
 
-    def __init__(self, *, vocab_limit: int | None = None) -> None:
-        """``vocab_limit``: ids from here on (padding of the model's head) never come out and have no probability."""
+    def __init__(self, *, vocab_limit: int | None = None, ops: ScoreOps | None = None) -> None:
+        """
+        :param vocab_limit: ids from here on (padding of the model's head) never come out and have no probability.
+        :param ops: who reads the scores; ``None``: torch.
+        """
         self._limit = vocab_limit
+        self._ops = ops or TorchScores()
         self._biases = BiasTable()
 
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[RowOutput]:
@@ -49,17 +54,17 @@ class Sampler:
             return []
         with torch.inference_mode():
             raw = self._visible(logits)
-            logprobs = raw.log_softmax(dim=-1)
+            survey = self._ops.survey(raw)
             rows, masks, faults, refusals = consult(rows, raw.shape[1])
-            scores = process(raw, logprobs, rows, masks, self._biases)
-            peaks = find_peaks(scores)
-            spoilt = _spoilt(logprobs, peaks, faults, refusals)
-            chosen = _choose(scores, peaks, rows, spoilt)
-            found = _gather(logprobs, chosen)
+            scores = process(raw, survey.logprobs, rows, masks, self._biases)
+            peaks = survey.peaks if scores is raw else self._ops.peaks(scores)
+            spoilt = _spoilt(survey, peaks, faults, refusals)
+            chosen = _choose(scores, peaks, rows, spoilt, self._ops)
+            found = _gather(survey, chosen, raw)
             asked = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs and row.seeds}
-            tops = _top(peaks if scores is raw else find_peaks(raw), logprobs, asked) if asked else {}
+            tops = _top(survey.peaks, survey.at, asked) if asked else {}
             beams = {i: row.beam_candidates for i, row in enumerate(rows) if row.beam_candidates > 0}
-            offered = _top(peaks, scores, beams) if beams else {}
+            offered = _top(peaks, lambda rows, ids: scores[rows, ids], beams) if beams else {}
         return [
             spoilt.get(i) or _output(row, chosen[i], found[i], tops.get(i, ()), offered.get(i, ()))
             for i, row in enumerate(rows)
@@ -77,14 +82,14 @@ class Sampler:
             return ()
         with torch.inference_mode():
             raw = self._visible(logits)
-            logprobs = raw.log_softmax(dim=-1)
-            if not all(_sound(logprobs)):
+            survey = self._ops.survey(raw)
+            if not all(survey.sound):
                 raise ModelError(f"prompt log-probabilities: {_NOT_FINITE}")
             ids = torch.as_tensor(targets, dtype=torch.int64, device=raw.device)
             inside = ids < raw.shape[1]
-            found = logprobs.gather(1, ids.clamp(max=raw.shape[1] - 1)[:, None])[:, 0]
+            found = survey.at(torch.arange(len(ids), device=ids.device), ids.clamp(max=raw.shape[1] - 1))
             values: list[float] = found.masked_fill(~inside, -torch.inf).tolist()
-            tops = _top(find_peaks(raw), logprobs, dict.fromkeys(range(len(targets)), top)) if top else {}
+            tops = _top(survey.peaks, survey.at, dict.fromkeys(range(len(targets)), top)) if top else {}
         return tuple(
             PromptScore(token, logprob, tops.get(i, ()))
             for i, (token, logprob) in enumerate(zip(targets.tolist(), values, strict=True))
@@ -95,23 +100,19 @@ class Sampler:
         return (logits if self._limit is None else logits[:, : self._limit]).float()
 
 
-def _sound(logprobs: Tensor) -> list[bool]:
-    """Which rows come from good logits: a NaN, an infinity or nothing but bans (``-inf``) makes a whole row NaN."""
-    sound: list[bool] = (~logprobs[:, 0].isnan()).tolist()
-    return sound
-
-
 def _spoilt(
-    logprobs: Tensor, peaks: Peaks, faults: Mapping[int, str], refusals: Mapping[int, str]
+    survey: Survey, peaks: Peaks, faults: Mapping[int, str], refusals: Mapping[int, str]
 ) -> dict[int, RowOutput]:
     """The rows that nothing can be drawn for, and why. Where the model is at fault nobody else is."""
     alive: list[bool] = (peaks.maxima.amax(dim=-1) > -torch.inf).tolist()
     found = {i: RowOutput(refusal=refusals.get(i, _NONE_LEFT)) for i, a in enumerate(alive) if not a or i in refusals}
     found |= {i: RowOutput(error=fault) for i, fault in faults.items()}
-    return found | {i: RowOutput(error=_NOT_FINITE) for i, sound in enumerate(_sound(logprobs)) if not sound}
+    return found | {i: RowOutput(error=_NOT_FINITE) for i, sound in enumerate(survey.sound) if not sound}
 
 
-def _choose(scores: Tensor, peaks: Peaks, rows: Sequence[RowSampling], spoilt: Container[int]) -> list[list[int]]:
+def _choose(
+    scores: Tensor, peaks: Peaks, rows: Sequence[RowSampling], spoilt: Container[int], ops: ScoreOps
+) -> list[list[int]]:
     """The chosen ids of each row, one per seed; none for spoilt rows and for beams."""
     live = [i for i, row in enumerate(rows) if row.seeds and i not in spoilt and row.beam_candidates == 0]
     greedy = [i for i in live if rows[i].params.greedy]
@@ -119,25 +120,28 @@ def _choose(scores: Tensor, peaks: Peaks, rows: Sequence[RowSampling], spoilt: C
     best: list[int] = peaks.best(to_index(greedy, scores)).tolist() if greedy else []
     chosen = {i: [token] * len(rows[i].seeds) for i, token in zip(greedy, best, strict=True)}
     if drawing:
-        chosen |= draw(scores, peaks, drawing)
+        chosen |= draw(scores, peaks, drawing, ops)
     return [chosen.get(i, []) for i in range(len(rows))]
 
 
-def _gather(logprobs: Tensor, chosen: Sequence[Sequence[int]]) -> list[list[float]]:
+def _gather(survey: Survey, chosen: Sequence[Sequence[int]], like: Tensor) -> list[list[float]]:
     """Log-probabilities of the chosen ids, in the same shape."""
-    rows = to_index((i for i, ids in enumerate(chosen) for _ in ids), logprobs)
-    values = iter(logprobs[rows, to_index((token for ids in chosen for token in ids), logprobs)].tolist())
+    rows = to_index((i for i, ids in enumerate(chosen) for _ in ids), like)
+    values = iter(survey.at(rows, to_index((token for ids in chosen for token in ids), like)).tolist())
     return [[next(values) for _ in ids] for ids in chosen]
 
 
-def _top(peaks: Peaks, shown: Tensor, counts: Mapping[int, int]) -> dict[int, tuple[TokenScore, ...]]:
+def _top(
+    peaks: Peaks, shown: Callable[[Tensor, Tensor], Tensor], counts: Mapping[int, int]
+) -> dict[int, tuple[TokenScore, ...]]:
     """The best ``counts[row]`` ids, at least 1, of each row named, best first and equal ones by id, with what ``shown``
-    (shape [R, V]) says of them. What is ``-inf`` is left out."""
-    rows, wanted = to_index(counts, shown), to_index(counts.values(), shown).clamp_(max=peaks.vocab)
+    says of them by rows and ids. What is ``-inf`` is left out."""
+    rows, wanted = (to_index(each, peaks.maxima) for each in (counts, counts.values()))
+    wanted.clamp_(max=peaks.vocab)
     best = peaks.top(rows, int(wanted.max()))
     floors = best.gather(1, wanted[:, None] - 1)[:, 0].clamp_(min=torch.finfo(best.dtype).min)
     cells = peaks.at_least(rows, floors)
-    scores = shown[rows[cells.owners], cells.ids].tolist()
+    scores = shown(rows[cells.owners], cells.ids).tolist()
     owners, ids, values = (column.cpu().numpy() for column in cells)
     order = np.lexsort((ids, -values, owners))
     found = [TokenScore(token, scores[at]) for token, at in zip(ids[order].tolist(), order.tolist(), strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...errors import ModelError
 from ..request import Chat
@@ -45,6 +45,17 @@ class TextCodec(Protocol):
 
     def special_token_id(self, text: str) -> int | None:
         """The id when ``text`` is exactly one special token, else ``None``."""
+
+
+class TextModel(NamedTuple):
+    """A model without its weights."""
+
+    codec: TextCodec | None
+    """``None`` when it comes without a tokenizer."""
+    vocab_size: int
+    """Ids below this may appear in a prompt."""
+    max_context: int
+    """Most tokens, as its configuration says; where positions are worked out in another way it may be fewer."""
 
 
 class HuggingFaceCodec:

@@ -22,6 +22,7 @@ from .attention.torch_backend import TorchBackend
 from .decoder import Decoder, PackedTokens
 from .lowering import lower
 from .native.library import Kernels
+from .native.scores import NativeScores
 from .probe import probe, usable_context
 from .runner import (
     Int32Array,
@@ -82,7 +83,7 @@ class TransformersRunner:
         self._dtype = dtype
         self._poison = poison
         self._clock = clock
-        self._sampler = Sampler(vocab_limit=vocab_limit)
+        self._sampler = Sampler(vocab_limit=vocab_limit, ops=None if kernels is None else NativeScores(kernels))
         self._kv: KVTensors | None = None
         self._info = ModelInfo(
             name=name,
@@ -92,7 +93,7 @@ class TransformersRunner:
             eos_token_ids=eos_token_ids,
             bytes_per_block=0,
             identity=MappingProxyType(
-                {**identity, "dtype": str(dtype).removeprefix("torch."), "geometry": _geometry(self._layers)}
+                {**identity, "dtype": str(dtype).removeprefix("torch."), "geometry": describe_geometry(self._layers)}
             ),
         )
 
@@ -100,6 +101,11 @@ class TransformersRunner:
     def info(self) -> ModelInfo:
         """``max_context`` is shorter than the model's own where its position encoding depends on the batch."""
         return self._info
+
+    @property
+    def layers(self) -> tuple[LayerGeometry, ...]:
+        """What each layer caches here: of a model that is split, this rank's part."""
+        return self._layers
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Make the K/V memory.
@@ -239,8 +245,9 @@ class _Wanted(NamedTuple):
         return cls(np.concatenate(parts), len(ends), tuple(spans))
 
 
-def _geometry(layers: Sequence[LayerGeometry]) -> str:
-    """Layers of one shape in a row as one phrase, so that two texts are equal exactly when all layers are."""
+def describe_geometry(layers: Sequence[LayerGeometry]) -> str:
+    """What an identity says of a model's layers: those of one shape in a row as one phrase, so that two texts are equal
+    exactly when all layers are."""
     return ", ".join(
         f"{len(list(run))} layers x {g.kv_heads} kv heads x (K {g.key_dim} + V {g.value_dim})"
         for g, run in groupby(layers)

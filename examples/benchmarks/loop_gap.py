@@ -5,9 +5,12 @@
     python examples/benchmarks/loop_gap.py --json F --plot F
 
 *gap*: from the end of one step to the begin of the next, both as the model's thread sees them: handing over, commit,
-plan, packing. *lag*: how late a task that sleeps in the same event loop wakes up, while readers take every token of
-every request (the loop's own timer is up to a millisecond late by itself). Both while the whole batch decodes, with
-outputs delivered beside the next step (*overlap*) and before it (*in turn*). *share*: the gap's part of step and gap.
+plan, packing. *lag*: from the moment at which another process writes a line to the moment at which a task in the same
+event loop has it, while readers take every token of every request; no timer of the loop is used, since those are up to
+a millisecond late by themselves. Both while the whole batch decodes, with outputs delivered beside the next step
+(*overlap*) and before it (*in turn*). *share*: the gap's part of step and gap.
+
+What was there before the requests came is out of the garbage collector's sight, as in ``octavo serve``.
 
 Two models: one that sleeps for about as long as SmolLM2 computes, with a tokenizer that writes one character for a
 token, so that what is seen is the engine; and SmolLM2-135M itself in bfloat16. All arms take turns, round by round.
@@ -16,6 +19,7 @@ token, so that what is seen is the engine; and SmolLM2-135M itself in bfloat16. 
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -68,6 +72,8 @@ VOCABULARY = 1_000
 CONFIG = EngineConfig(num_blocks=4_096, block_size=16, max_running=128, max_batch_tokens=2_048, dtype="bfloat16")
 PROMPT = 256
 TICK = 0.002
+PINGS = "import sys, time\nwhile True:\n    time.sleep(float(sys.argv[1]))\n    print(time.perf_counter(), flush=True)"
+"""A program that writes when it wrote: the clock is the same in all processes of a machine."""
 LAG_LIMIT = 0.1
 """Of a median step: the 99th percentile of the lag shall be below."""
 
@@ -181,10 +187,10 @@ async def _engine_of(arm: Arm) -> AsyncIterator[tuple[AsyncEngine, Tap]]:
 async def _measured(arm: Arm, tokens: int) -> Found:
     """The steps in which all rows decode."""
     lags: list[tuple[float, float]] = []
-    async with _engine_of(arm) as (engine, tap):
-        ticker = asyncio.create_task(_tick(lags))
+    async with _engine_of(arm) as (engine, tap), _watched(lags):
+        gc.collect()
+        gc.freeze()
         await asyncio.gather(*(_read(engine, number, tokens) for number in range(arm.rows)))
-        ticker.cancel()
     steps = [
         (one, two) for one, two in pairwise(tap.steps) if one.rows == one.tokens == two.rows == two.tokens == arm.rows
     ]
@@ -198,12 +204,24 @@ async def _measured(arm: Arm, tokens: int) -> Found:
     )
 
 
-async def _tick(lags: list[tuple[float, float]]) -> None:
-    """Note when this was to wake, and by how much it was late."""
-    while True:
-        due = perf_counter() + TICK
-        await asyncio.sleep(TICK)
-        lags.append((due, perf_counter() - due))
+@asynccontextmanager
+async def _watched(lags: list[tuple[float, float]]) -> AsyncIterator[None]:
+    """Meanwhile, note when something came from outside, and how much later it was seen."""
+    pings = await asyncio.create_subprocess_exec(sys.executable, "-c", PINGS, str(TICK), stdout=asyncio.subprocess.PIPE)
+    watching = asyncio.create_task(_watch(pings.stdout, lags))
+    try:
+        yield
+    finally:
+        watching.cancel()
+        pings.kill()
+        await pings.wait()
+
+
+async def _watch(lines: asyncio.StreamReader | None, lags: list[tuple[float, float]]) -> None:
+    if lines is not None:
+        async for line in lines:
+            sent = float(line)
+            lags.append((sent, perf_counter() - sent))
 
 
 async def _read(engine: AsyncEngine, number: int, tokens: int) -> None:

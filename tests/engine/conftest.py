@@ -51,7 +51,7 @@ class InlineThread:
 
     on_step: OnStep | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, **_: bool) -> None:
         self.steps = 0
 
     async def call(self, function: Callable[..., object], *args: object) -> object:
@@ -63,7 +63,7 @@ class InlineThread:
         return function(*args)
 
     async def call_beside(
-        self, meanwhile: Callable[[], None] | None, function: Callable[..., object], *args: object
+        self, meanwhile: Callable[[], object] | None, function: Callable[..., object], *args: object
     ) -> object:
         if meanwhile is not None:
             meanwhile()
@@ -143,7 +143,7 @@ def engine_of(monkeypatch: pytest.MonkeyPatch) -> EngineOf:
         )
         failures: list[str] = []
         with monkeypatch.context() as patch:
-            patch.setattr(life, "ModelThread", lambda: thread)
+            patch.setattr(life, "ModelThread", lambda **_: thread)
             if mounts is not None:
                 patch.setattr(mounting, "STORAGE_TIERS", Cellar(mounts))
             await engine.__aenter__()

@@ -186,7 +186,7 @@ async def test_the_task_that_holds_the_engine_is_cancelled_at_any_moment(
     """From the first await of entering to the last of leaving: no task stays, the runner and its thread are closed."""
     threads: list[InlineThread] = []
 
-    def new_thread() -> InlineThread:
+    def new_thread(**_: bool) -> InlineThread:
         threads.append(InlineThread())
         return threads[-1]
 
@@ -213,7 +213,7 @@ async def test_no_thread_stays_when_the_task_that_holds_the_engine_is_cancelled(
 class InlineThread:
     """Stands in for the model thread: calls run in the event loop, so that its turns can be counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, **_: bool) -> None:
         self.is_closed = False
 
     async def call(self, function: Callable[..., object], *args: object) -> object:
@@ -221,7 +221,7 @@ class InlineThread:
         return function(*args)
 
     async def call_beside(
-        self, meanwhile: Callable[[], None] | None, function: Callable[..., object], *args: object
+        self, meanwhile: Callable[[], object] | None, function: Callable[..., object], *args: object
     ) -> object:
         if meanwhile is not None:
             meanwhile()
@@ -411,3 +411,24 @@ async def test_a_place_in_the_queue_that_is_given_up_is_free_at_once_for_others(
             finished = [result for result in results if isinstance(result, list)]
             assert len(finished) >= 10 - len(tasks[seed % 10 :: 3])
             assert len({tuple(result[0].token_ids) for result in finished}) <= 1
+
+
+@pytest.mark.asyncio
+async def test_a_model_that_nobody_waits_for_any_more_is_closed_when_it_is_there() -> None:
+    gate, entered, runner = threading.Event(), threading.Event(), FakeRunner()
+
+    def load() -> tuple[FakeRunner, None]:
+        entered.set()
+        gate.wait()
+        return runner, None
+
+    opening = asyncio.create_task(AsyncEngine(load=load).__aenter__())
+    while not entered.is_set():  # noqa: ASYNC110  # it is another thread that sets it
+        await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert runner.is_closed
+    assert not _model_threads()

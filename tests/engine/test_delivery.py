@@ -19,7 +19,7 @@ from octavo.errors import ModelError
 
 EngineOf = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
 Read = Callable[[Generation], Awaitable[list[RequestOutput]]]
-Meanwhile = Callable[[], None] | None
+Meanwhile = Callable[[], object] | None
 CONFIG = EngineConfig(num_blocks=64, block_size=4)
 
 

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 
 import pytest
 
-from octavo.engine.model_thread import ModelThread
+from octavo import Acceleration, AsyncEngine, EngineConfig, SamplingParams
+from octavo.engine.model.runner import StepInput
+from octavo.engine.model_thread import NICENESS, ModelThread
+from octavo.engine.testing import FakeCodec, FakeRunner
 from octavo.errors import EngineClosed, ModelError
 
 
@@ -123,7 +128,12 @@ async def test_work_beside_a_call_runs_while_it_runs() -> None:
         gate.set()
 
     opening = asyncio.create_task(open_then())
-    assert await thread.call_beside(seen.set, gate.wait, 30.0)
+
+    def see() -> bool:
+        seen.set()
+        return False
+
+    assert await thread.call_beside(see, gate.wait, 30.0)
     await opening
     assert await thread.close(5.0)
 
@@ -135,8 +145,13 @@ async def test_no_work_is_done_beside_a_call_that_is_over() -> None:
     gate = threading.Event()
     done: list[str] = []
     assert await thread.call_beside(None, lambda: 7) == 7
-    assert await thread.call_beside(lambda: done.append("short"), lambda: 8) == 8
-    waiting = asyncio.create_task(thread.call_beside(lambda: done.append("cancelled"), gate.wait))
+
+    def note(what: str) -> bool:
+        done.append(what)
+        return False
+
+    assert await thread.call_beside(lambda: note("short"), lambda: 8) == 8
+    waiting = asyncio.create_task(thread.call_beside(lambda: note("cancelled"), gate.wait))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -147,3 +162,82 @@ async def test_no_work_is_done_beside_a_call_that_is_over() -> None:
     assert "cancelled" not in done
     gate.set()
     assert await thread.close(5.0)
+
+
+@pytest.mark.asyncio
+async def test_work_in_pieces_lets_others_in_between_them_and_ends_with_the_call() -> None:
+    thread = ModelThread()
+    gate, others = threading.Event(), asyncio.Event()
+    pieces: list[int] = []
+    seen_by_others: list[int] = []
+
+    def piece() -> bool:
+        pieces.append(len(pieces))
+        if len(pieces) == 3:
+            asyncio.get_running_loop().call_soon(others.set)
+        if len(pieces) == 200:
+            gate.set()
+        return True  # there is always more
+
+    async def look() -> None:
+        await others.wait()
+        seen_by_others.append(len(pieces))
+
+    looking = asyncio.create_task(look())
+    assert await thread.call_beside(piece, gate.wait, 30.0)
+    count = len(pieces)
+    await looking
+    assert seen_by_others[0] < 200
+    await asyncio.sleep(0.005)
+    assert len(pieces) == count >= 200
+    assert await thread.close(5.0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own elsewhere")
+@pytest.mark.parametrize("is_polite", [True, False])
+async def test_a_polite_thread_is_nicer_than_the_process_and_so_are_those_it_starts(is_polite: bool) -> None:
+    thread = ModelThread(is_polite=is_polite)
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def of_a_child() -> int:
+        found: list[int] = []
+        child = threading.Thread(target=lambda: found.append(niceness()))
+        child.start()
+        child.join()
+        return found[0]
+
+    expected = min(own + NICENESS, 19) if is_polite else own
+    assert await thread.call(niceness) == await thread.call(of_a_child) == expected
+    assert niceness() == own
+    assert await thread.close(5.0)
+
+
+@pytest.mark.asyncio
+async def test_where_niceness_is_forbidden_the_thread_works_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", forbidden)
+    thread = ModelThread(is_polite=True)
+    assert await thread.call(lambda: 7) == 7
+    assert await thread.close(5.0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own elsewhere")
+@pytest.mark.parametrize("is_polite", [True, False])
+async def test_the_engine_says_whether_its_thread_is_polite(is_polite: bool) -> None:
+    seen: set[int] = set()
+
+    def look(_: StepInput) -> None:
+        seen.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    config = EngineConfig(num_blocks=16, block_size=4, acceleration=Acceleration(polite=is_polite))
+    async with AsyncEngine(runner=FakeRunner(before_step=look), codec=FakeCodec(), config=config) as engine:
+        await engine.complete([1, 2, 3], SamplingParams(max_tokens=2))
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert seen == {min(own + NICENESS, 19) if is_polite else own}

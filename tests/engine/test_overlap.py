@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 import pytest
 
 from octavo import Acceleration, AsyncEngine, EngineConfig, FinishReason, RequestOutput, SamplingParams
+from octavo.engine import loop
 from octavo.engine.delivery import Delivery
 from octavo.engine.generation import Generation
 from octavo.engine.model.runner import StepInput
@@ -90,9 +91,9 @@ async def test_an_abort_from_within_the_delivery_comes_at_the_next_edge(
     run = Delivery.run
     at: list[int] = []
 
-    def run_and_abort(delivery: Delivery) -> None:
+    def run_and_abort(delivery: Delivery, most: int | None = None) -> None:
         over = [group.request_id for group in delivery._news if group.metrics.finished is not None]
-        run(delivery)
+        run(delivery, most)
         if engine.stats().generated_tokens >= 7 and not at:
             at.append(engine.stats().generated_tokens)
             for name in ("a", "b", *over):
@@ -248,4 +249,37 @@ async def test_a_fault_while_telling_ends_everything_and_the_engine_lives(monkey
         with pytest.raises(ModelError, match="always"):
             await running
         assert len((await engine.complete([1, 2], greedy(3)))[0].token_ids) == 3
+        engine.census()
+
+
+@pytest.mark.asyncio
+async def test_many_readers_are_woken_in_slices_while_a_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that whoever else waits for the event loop is never behind all of them; in order, and none is left out."""
+    gate = Gate(0)
+    told: list[int] = []
+    run = Delivery.run
+
+    def run_and_count(delivery: Delivery, most: int | None = None) -> None:
+        before = len(delivery._news)
+        run(delivery, most)
+        if before:
+            told.append(before - len(delivery._news))
+
+    monkeypatch.setattr(Delivery, "run", run_and_count)
+    config = EngineConfig(num_blocks=256, block_size=4, max_running=80)
+    async with AsyncEngine(runner=FakeRunner(before_step=gate), codec=FakeCodec(), config=config) as engine:
+        with gate.opened_at_last():
+            streams = [engine.generate([number % 60, number // 60 + 3], greedy(9)) for number in range(70)]
+            for stream in streams:
+                await stream.start()
+            gate.open(2)  # the second step is one of all, and the third one hangs
+            for stream in streams:
+                await asyncio.wait_for(anext(stream), 15)
+            slices = -(-70 // loop.TOLD_AT_ONCE)
+            assert sum(told[-slices:]) == 70
+            assert max(told[-slices:]) == loop.TOLD_AT_ONCE
+            gate.open(1000)
+            for stream in streams:
+                *_, last = [output async for output in stream]
+                assert (len(last.token_ids), last.finish_reason) == (9, FinishReason.LENGTH)
         engine.census()

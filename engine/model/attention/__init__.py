@@ -35,5 +35,5 @@ def make_backend(name: str, device: torch.device, kernels: Kernels | None, *, sh
     if name == "torch" or (name == "auto" and (kernels is None or device.type != "cpu")):
         return TorchBackend(device)
     if kernels is None:
-        raise ModelError("the backend 'native' needs a C++ compiler, float32 or bfloat16, and Acceleration.native on")
+        raise ModelError("the backend 'native' needs float32 or bfloat16, and Acceleration.native on")
     return NativeBackend(kernels, shares=shares)

@@ -28,21 +28,27 @@ class CannotBuild(OctavoError):
     """The kernels could not be built or do not compute right here; the message says why."""
 
 
+class NoCompiler(CannotBuild):
+    """There is nothing to build them with."""
+
+
 def built(folder: Path, compilers: Sequence[str] = _COMPILERS) -> Path:
     """The library's file below ``folder``, which is compiled now if it is not there: some seconds.
 
     A new library is loaded and tried in a process of its own, since one for another processor would end ours.
 
     :param compilers: programs to look for on the path; the first one that is there is taken.
-    :raises CannotBuild: without a compiler, when it fails, when the trial fails, when others may write to ``folder``.
+    :raises NoCompiler: when none of them is there.
+    :raises CannotBuild: when it fails, when the trial fails, when others may write to ``folder`` or what it lies in.
     """
     if getattr(sys, "frozen", False):  # the trial below would start the application once more
         raise CannotBuild("this is a frozen application: there is no Python to try the kernels with")
     compiler = next((found for name in compilers if (found := shutil.which(name))), None)
     if compiler is None:
-        raise CannotBuild(f"no C++ compiler is installed ({', '.join(compilers)})")
+        raise NoCompiler(f"no C++ compiler is installed ({', '.join(compilers)})")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = folder.resolve()  # what is looked at below is what is loaded from
         _require_ours(folder)
         key = _key(compiler)
         return _found(folder, key) or _compile(compiler, folder, key)
@@ -106,12 +112,20 @@ def _processor() -> str:
 
 
 def _require_ours(folder: Path) -> None:
-    """Code is loaded from there: nobody else may have put it there."""
+    """Code is loaded from there: nobody else may have put it there, or may put another folder in its place.
+
+    What it lies in may be written by a group: with the usual umask of 002 that is the user's own.
+    """
     if not hasattr(os, "getuid"):
         return
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CannotBuild(f"{folder} belongs to others or can be written by them")
+    for parent in folder.parents:
+        found = parent.stat()
+        is_open = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+        if is_open or found.st_uid not in (0, os.getuid()):
+            raise CannotBuild(f"{folder} lies in {parent}, which belongs to others or can be written by them")
 
 
 def _first_error(text: str) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ....errors import ModelError
 from ....telemetry.logging import get_logger
 from ..runner import Int32Array, Row
-from .build import CannotBuild, built
+from .build import CannotBuild, NoCompiler, built
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """What the kernels compute in, with the ending of the functions' names."""
@@ -25,6 +25,8 @@ LANES = 16
 MAX_GROUP = 32
 """Most query heads for one KV head."""
 _LONG = frozenset({"attend", "lay_out", "product", "decoder"})
+_MAY_FAIL = ("attend", "decoder", "draw")
+"""They return 1 when there is no memory."""
 
 
 class Kernels:
@@ -44,7 +46,7 @@ class Kernels:
         self.free = held.octavo_free
         self.free.argtypes = [c_void_p]
         self.free.restype = None
-        pointers = {
+        signatures = {
             "attend": [c_void_p, c_void_p, c_int64, *[c_void_p] * 3, *[c_int] * 4, c_float, c_int],
             "rms_norm": [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_float, c_int],
             "silu_mul": [c_void_p, c_void_p, c_int64, c_int64, c_int],
@@ -55,10 +57,17 @@ class Kernels:
         }
         self._functions = {
             (name, dtype): _typed(free if name in _LONG else held, f"octavo_{name}_{ending}", kinds)
-            for name, kinds in pointers.items()
+            for name, kinds in signatures.items()
             for dtype, ending in DTYPES.items()
         }
-
+        of_scores = {
+            "survey": [c_void_p, *[c_int64] * 3, *[c_void_p] * 3, c_int],
+            "draw": [c_void_p, *[c_int64] * 2, c_void_p, c_int64, *[c_void_p] * 3, c_int64, *[c_void_p] * 2, c_int],
+        }
+        for name, kinds in of_scores.items():
+            self._functions[name, torch.float32] = _typed(free, f"octavo_{name}_float32", kinds)
+        self.is_threaded = bool(held.octavo_is_threaded())
+        """False where the compiler knew no OpenMP: one thread does everything."""
         self.has_products = frozenset(
             dtype for dtype, ending in DTYPES.items() if getattr(held, f"octavo_has_products_{ending}")()
         )
@@ -155,22 +164,45 @@ class NativeOps:
         )
 
 
-@cache
-def kernels(folder: Path) -> Kernels | None:
-    """The kernels built below ``folder``; ``None`` where they cannot be built, which is logged once."""
-    try:
-        return Kernels(built(folder))
-    except CannotBuild as error:
-        get_logger("octavo.model").info("no_native_kernels", reason=str(error))
-    except OSError as error:  # not a library of this system
-        get_logger("octavo.model").info("no_native_kernels", reason=str(error))
+def kernels(folder: Path, *, is_required: bool = False) -> Kernels | None:
+    """The kernels built below ``folder``; ``None`` where they cannot be built.
+
+    :raises ModelError: in place of ``None`` where they are required; the message says what is in the way.
+    """
+    found = _opened(folder)
+    if isinstance(found, Kernels):
+        return found
+    if is_required:
+        raise ModelError(f"the backend 'native' cannot be had here: {found}")
     return None
+
+
+@cache
+def _opened(folder: Path) -> Kernels | str:
+    """The kernels, or why there are none. What is not as it should be is logged once."""
+    logger = get_logger("octavo.model")
+    try:
+        path = built(folder)
+        found = Kernels(path)
+    except NoCompiler as error:  # many machines have none
+        logger.info("no_native_kernels", reason=str(error))
+        return str(error)
+    except (CannotBuild, OSError) as error:  # the latter: not a library of this system
+        logger.warning("no_native_kernels", reason=str(error))
+        return str(error)
+    if not found.is_threaded:
+        logger.warning(
+            "kernels_single_threaded",
+            reason="the compiler knew no OpenMP; install it (libgomp, libomp), then delete the library",
+            library=str(path),
+        )
+    return found
 
 
 def _typed(library: ctypes.CDLL, name: str, kinds: Sequence[type]) -> ctypes._NamedFuncPointer:
     function: ctypes._NamedFuncPointer = getattr(library, name)
     function.argtypes = kinds
-    function.restype = c_int if "attend" in name or "decoder" in name else None
+    function.restype = c_int if any(may_fail in name for may_fail in _MAY_FAIL) else None
     return function
 
 

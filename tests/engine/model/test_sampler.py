@@ -28,6 +28,7 @@ from octavo.engine.model.peaks import find_peaks
 from octavo.engine.model.randomness import derive_seed, uniform
 from octavo.engine.model.runner import RowOutput, RowSampling, TokenScore
 from octavo.engine.model.sampler import Sampler
+from octavo.engine.model.scores import TorchScores, invert
 from octavo.engine.request import SamplingParams
 from octavo.errors import ModelError
 
@@ -174,7 +175,7 @@ def kept_by(warpers: Sequence[LogitsProcessor], logits: Tensor) -> set[int]:
 def reachable(params: SamplingParams, logits: Tensor) -> set[int]:
     """Every token that some uniform number can hit."""
     peaks = find_peaks(logits)
-    candidates = drawing._filtered(peaks, drawing._filters(logits, peaks, [0], [row(params)]))
+    candidates = drawing._filtered(peaks, drawing._filters(logits, peaks, [0], [row(params)], TorchScores()))
     assert candidates.ids is not None
     return {int(t) for t, w in zip(candidates.ids[0], candidates.weights[0], strict=True) if w > 0}
 
@@ -279,7 +280,7 @@ def test_the_search_in_blocks_equals_the_plain_one(vocab: int) -> None:
     weights = rng.random((40, vocab)) * rng.integers(0, 2, (40, vocab))
     weights[:, int(rng.integers(vocab))] = 0.5
     numbers = np.hstack([rng.random((40, 6)), np.zeros((40, 1)), np.full((40, 1), 1.0 - 2.0**-53)])
-    found = drawing._invert(torch.from_numpy(weights), torch.from_numpy(numbers)).numpy()
+    found = invert(torch.from_numpy(weights), torch.from_numpy(numbers))[0].numpy()
     for line, wanted, got in zip(weights, numbers, found, strict=True):
         assert (line[got] > 0).all()
         low, high = np.cumsum(line)[got] - line[got], np.cumsum(line)[got]

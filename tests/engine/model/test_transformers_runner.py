@@ -95,7 +95,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 class ShowingSampler:
     """Greedy, and shows all logits it was given."""
 
-    def __init__(self, *, vocab_limit: int | None) -> None:
+    def __init__(self, *, vocab_limit: int | None, ops: object = None) -> None:
         self.shown: list[Tensor] = []
 
     def sample(self, logits: Tensor, rows: Sequence[RowSampling]) -> list[RowOutput]:
@@ -717,4 +717,4 @@ def test_the_identity_has_what_the_checkpoint_says_and_what_the_runner_knows() -
 def test_the_geometry_tells_layers_apart_that_only_differ_in_order() -> None:
     wide, narrow = LayerGeometry(2, 8, 8), LayerGeometry(2, 8, 4)
     lists = ((wide, narrow, narrow), (narrow, wide, narrow), (narrow, narrow, wide), (wide, wide, narrow))
-    assert len({transformers_runner._geometry(layers) for layers in lists}) == 4
+    assert len({transformers_runner.describe_geometry(layers) for layers in lists}) == 4

@@ -6,6 +6,7 @@
 #include "decoder.h"
 #include "elementwise.h"
 #include "product.h"
+#include "scores.h"
 #include "selftest.h"
 
 using namespace octavo;
@@ -28,7 +29,9 @@ extern "C" {
 // 0 when the kernels compute what they should on this processor.
 int octavo_selftest() {
     return !(attention_agrees<float>(1e-4f) && attention_agrees<bfloat16>(2e-2f) && norm_agrees<float>(1e-4f) &&
-             norm_agrees<bfloat16>(5e-2f) && product_agrees<float>(1e-3f) && product_agrees<bfloat16>(0.2f));
+             norm_agrees<bfloat16>(5e-2f) && product_agrees<float>(1e-3f) && product_agrees<bfloat16>(0.2f) &&
+             silu_agrees<float>(1e-4f) && silu_agrees<bfloat16>(5e-2f) && rotation_agrees<float>(1e-5f) &&
+             rotation_agrees<bfloat16>(5e-2f) && scores_agree() && decoder_agrees<float>() && decoder_agrees<bfloat16>());
 }
 
 // tables: the block tables of all rows, one behind the other; table_sizes: blocks of each. Null: there is no memory.
@@ -54,6 +57,14 @@ Plan* octavo_plan(int rows, const int32_t* starts, const int32_t* lengths, const
 }
 
 void octavo_free(Plan* plan) { delete plan; }
+
+int octavo_is_threaded() {
+#if defined(_OPENMP)
+    return 1;
+#else
+    return 0;
+#endif
+}
 
 int octavo_has_products_float32() {
 #if defined(__AVX512F__)
@@ -109,6 +120,25 @@ int octavo_has_products_bfloat16() {
     int octavo_decoder_##NAME(const Decoder<T>* decoder, const Step<T>* step, Plan* plan, int threads) {                \
         return guarded([&] { run(*decoder, *step, *plan, threads); });                                                  \
     }
+
+// For scores there is float32 only.
+void octavo_survey_float32(const float* scores, int64_t stride, int64_t rows, int64_t size, float* maxima, float* bests,
+                          float* masses, int threads) {
+    Team::run(rows > 1 && rows * size > WORTH_A_TEAM ? threads : 1,
+              [&](Team& team) { survey(team, Scores{scores, stride, size}, rows, maxima, bests, masses); });
+}
+
+int octavo_draw_float32(const float* scores, int64_t stride, int64_t size, const int64_t* rows, int64_t count,
+                        const float* bests, const float* temperatures, const double* uniforms, int64_t each,
+                        double* masses, int64_t* ids, int threads) {
+    return guarded([&] {
+        Scores from{scores, stride, size};
+        int team_size = count > 1 && count * size > WORTH_A_TEAM ? threads : 1;
+        std::vector<double> sums(team_size * (from.chunks() + 1));
+        Draws draws{rows, bests, temperatures, uniforms, count, each, masses, ids};
+        Team::run(team_size, [&](Team& team) { draw(team, from, draws, sums.data()); });
+    });
+}
 
 OCTAVO_FOR(float, float32)
 OCTAVO_FOR(bfloat16, bfloat16)

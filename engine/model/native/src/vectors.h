@@ -76,9 +76,16 @@ inline Floats load_first(const T* from, int count) {
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
 #if defined(__AVX512F__)
+inline bool has_nan(Floats v) { return _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q); }
 inline float sum(Floats v) { return _mm512_reduce_add_ps((__m512)v); }
 inline float greatest(Floats v) { return _mm512_reduce_max_ps((__m512)v); }
 #else
+inline bool has_nan(Floats v) {
+    Ints broken = v != v;
+    int any = 0;
+    for (int i = 0; i < LANES; i++) any |= broken[i];
+    return any;
+}
 inline float sum(Floats v) {
     float halves[LANES];
     std::memcpy(halves, &v, sizeof v);

@@ -15,6 +15,7 @@ import pytest
 from octavo.engine.model.native import build
 from octavo.engine.model.native.build import CannotBuild, built
 from octavo.engine.model.native.library import Kernels, kernels
+from octavo.errors import ModelError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the compilers of these tests are shell scripts")
 
@@ -131,6 +132,44 @@ def test_a_compiler_without_openmp_does(tmp_path: Path, compiler: FakeCompiler, 
     assert times(log) == 2
 
 
+def test_one_thread_is_better_than_none_and_is_said(
+    tmp_path: Path, compiler: FakeCompiler, caplog: pytest.LogCaptureFixture, library_file: Path
+) -> None:
+    """The real compiler, as if it knew no OpenMP; without the wide registers it is done sooner."""
+    real = next(path for name in build._COMPILERS if (path := shutil.which(name)))
+    compiler(f'case "$*" in *-fopenmp*) exit 1;; esac; exec {real} $(echo "$@" | sed s/-O3/-O1/)')
+    found = kernels(tmp_path / "native")
+    assert found is not None
+    assert not found.is_threaded
+    assert Kernels(library_file).is_threaded
+    (line,) = caplog.messages
+    assert "kernels_single_threaded" in line
+    assert str(tmp_path / "native" / "kernels-") in line
+
+
+@pytest.mark.parametrize(
+    ("body", "level"), [(None, logging.INFO), ("echo error: no room >&2; exit 1", logging.WARNING)], ids=["none", "bad"]
+)
+def test_who_needs_the_kernels_is_told_why_there_are_none(
+    tmp_path: Path,
+    compiler: FakeCompiler,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str | None,
+    level: int,
+) -> None:
+    """Others do without, and a compiler that fails is worth a warning."""
+    caplog.set_level(logging.INFO, "octavo.model")
+    if body is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        compiler(body)
+    assert kernels(tmp_path / "native") is None
+    with pytest.raises(ModelError, match="'native' cannot be had here.*" + ("no C" if body is None else "no room")):
+        kernels(tmp_path / "native", is_required=True)
+    assert [record.levelno for record in caplog.records] == [level]
+
+
 @pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, compiler: FakeCompiler, mode: int) -> None:
     log, folder = compiler("exit 1"), tmp_path / "native"
@@ -138,6 +177,30 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, compiler: 
     folder.chmod(mode)
     with pytest.raises(CannotBuild, match="can be written"):
         built(folder)
+    assert times(log) == 0
+
+
+@pytest.mark.parametrize(("mode", "is_refused"), [(0o777, True), (0o1777, False), (0o775, False), (0o755, False)])
+def test_neither_may_a_folder_lie_where_others_could_put_another_in_its_place(
+    tmp_path: Path, compiler: FakeCompiler, mode: int, is_refused: bool
+) -> None:
+    """What everybody may write to, unless nobody can move what is another's there, as in /tmp."""
+    log = compiler("exit 1")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(mode)
+    with pytest.raises(CannotBuild, match=r"lies in \S+/open, which" if is_refused else "failed"):
+        built(tmp_path / "open" / "a" / "native")
+    assert (times(log) == 0) is is_refused
+
+
+def test_a_link_is_followed_before_its_place_is_judged(tmp_path: Path, compiler: FakeCompiler) -> None:
+    log = compiler("exit 1")
+    (tmp_path / "open" / "native").mkdir(parents=True)
+    (tmp_path / "open" / "native").chmod(0o700)
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "open" / "native")
+    with pytest.raises(CannotBuild, match=r"lies in \S+/open, which"):
+        built(tmp_path / "link")
     assert times(log) == 0
 
 
