@@ -135,6 +135,7 @@ class AsyncEngine:
                 acceleration=settings.acceleration,
                 progress=progress,
                 chat_template=chat_template,
+                tensor_parallel=settings.tensor_parallel,
             )
 
         return cls(
@@ -331,6 +332,9 @@ class AsyncEngine:
         """Abort the requests of ``tenant`` and forget all its blocks: on the device, in all tiers, whatever model wrote
         them, and in ``snapshots``, which are rewritten. Returns how many blocks there were.
 
+        Other engines that share a tier keep what they hold themselves, and may write it there again: have each of them
+        erase.
+
         :raises StorageError: when a tier or a snapshot could not be erased; the others are.
         """
         self._submission.require_open()
@@ -436,6 +440,19 @@ class AsyncEngine:
         return self._life.parts.codec
 
     @property
+    def identity(self) -> str:
+        """Digest of all that stored K and V depend on: weights, dtype, geometry, block size and more. Engines share
+        blocks exactly when theirs are equal.
+        """
+        self._submission.require_open()
+        return self._life.parts.intake.namespace(None).model
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether :meth:`drain` was called: it takes no new requests."""
+        return self._submission.is_draining
+
+    @property
     def registry(self) -> CollectorRegistry:
         """The engine's metrics, for prometheus_client or :func:`octavo.telemetry.metrics.endpoint.serve_metrics`.
 
@@ -460,13 +477,24 @@ class AsyncEngine:
         ``replay_from``: the number of the batch to go on with, after a break, if that is still kept; see
         :class:`~octavo.telemetry.events.log.Subscription` for what happens if not, and to readers that are slow. While
         nobody subscribes no event is made. The first subscriber lets the whole cache be named in one go, about 2
-        microseconds a block.
+        microseconds a block, unless :meth:`name_cache` has seen to it.
 
         :raises EngineClosed: when the engine is not open, or open in another event loop.
         """
-        if self._submission.require_open() is not asyncio.get_running_loop():
-            raise EngineClosed("the engine belongs to another event loop; subscribe in that one")
+        self._require_own_loop()
         return self._life.parts.kv_events.subscribe(replay_from)
+
+    async def name_cache(self) -> None:
+        """Have all that is cached named, a part at a time while requests go on, for a :meth:`kv_events` that follows.
+
+        :raises EngineClosed: when the engine is not open, or open in another event loop.
+        """
+        self._require_own_loop()
+        await self._life.parts.kv_events.prepare()
+
+    def _require_own_loop(self) -> None:
+        if self._submission.require_open() is not asyncio.get_running_loop():
+            raise EngineClosed("the engine belongs to another event loop; call it in that one")
 
     async def cache_view(self, *, max_nodes: int = 200, text: bool = False) -> CacheView:
         """The cache at this moment, for people: what each block is, the edges of the prefix tree that were used last,

@@ -85,6 +85,8 @@ class EngineStats(NamedTuple):
     """Sequences without blocks: new, preempted, or submitted since the last step."""
     loading: int
     """Samples whose prefix is on its way from a tier."""
+    waiting_tokens: int
+    """Prompt tokens that are still to be computed, of what runs, loads and waits."""
     waiting_reasons: dict[str, int]
     """Why those at the head of the queue wait: ``blocks``, ``slots``, ``prefix``, ``lookup``."""
     preemptions: int

@@ -23,6 +23,8 @@ LOAD: Final = "load"
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 FINISH: Final = "finish"
+ROUTE: Final = "route"
+"""Of a gateway: from naming a prompt to the first of the answer, with all tries."""
 PHASES: Final = (ADD_REQUEST, QUEUE, LOAD, PREFILL, DECODE, FINISH)
 
 PREFILL_CHUNK: Final = "prefill_chunk"
@@ -122,3 +124,9 @@ RELATION: Final = "octavo.relation"
 """Of a link: ``step``, ``victim_owner``, ``forked_from``, ``cause``."""
 DEVICE_BLOCKS: Final = "octavo.device_blocks"
 LOST: Final = "octavo.lost_blocks"
+
+FLEET_REPLICA: Final = "octavo.fleet.replica"
+FLEET_REASON: Final = "octavo.fleet.reason"
+FLEET_MATCHED: Final = "octavo.fleet.matched_tokens"
+FLEET_LOAD: Final = "octavo.fleet.load"
+FLEET_TRIES: Final = "octavo.fleet.tries"

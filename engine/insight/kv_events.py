@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
+import anyio.lowlevel
+
 from ...storage.base import Head, Listed
 from ...storage.manager.tier_manager import TierManager
 from ...storage.naming import BlockName, Shelf, tenant_digest
@@ -29,6 +31,11 @@ class KvEvents:
     def subscribe(self, replay_from: int | None = None) -> Subscription:
         """See :class:`~octavo.telemetry.events.log.Subscription`."""
         return self.log.subscribe(replay_from)
+
+    async def prepare(self) -> None:
+        """Name all that is cached, a part at a time, so that a subscription that follows at once need not."""
+        for _ in self._cache.naming():
+            await anyio.lowlevel.checkpoint()
 
     def close(self) -> None:
         """The engine ends: nothing can be had from it any more. Idempotent."""

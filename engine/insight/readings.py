@@ -71,7 +71,7 @@ def readings(observed: Observed) -> Readings:
 
 def at_rest(last: Readings) -> Readings:
     """The last readings of an engine that is closed: what counted stays, and nothing runs or waits any more."""
-    over = (c.RUNNING, c.WAITING, c.LOADING, c.WAITING_BY_REASON, c.STUCK, c.READY)
+    over = (c.RUNNING, c.WAITING, c.WAITING_TOKENS, c.LOADING, c.WAITING_BY_REASON, c.STUCK, c.READY)
     still = {metric: dict.fromkeys(last.numbers.get(metric, {}), 0.0) for metric in over}
     return Readings({**last.numbers, **still}, last.histograms, last.infos)
 
@@ -132,6 +132,7 @@ def _queue(stats: EngineStats) -> Numbers:
     return {
         c.RUNNING: _one(stats.running),
         c.WAITING: _one(stats.waiting),
+        c.WAITING_TOKENS: _one(stats.waiting_tokens),
         c.LOADING: _one(stats.loading),
         c.WAITING_BY_REASON: _by(reasons, WAITING_REASONS),
     }

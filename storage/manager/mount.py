@@ -353,6 +353,7 @@ class Mount:
             name=self.name,
             tier=self._stats(),
             opened=self.opened,
+            shared=self.tier.shared,
             breaker=self.reads.state,
             write_breaker=self.writes.state,
             gets=counters.gets,

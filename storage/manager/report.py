@@ -17,6 +17,8 @@ class TierReport(NamedTuple):
     tier: TierStats
     """As the tier says itself."""
     opened: bool
+    shared: bool
+    """Whether other engines read and write it too."""
     breaker: BreakerState
     """For reading."""
     write_breaker: BreakerState

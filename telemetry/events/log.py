@@ -162,7 +162,7 @@ class EventLog:
         self._next += 1
         if len(self._batches) > self._most:
             del self._batches[self.oldest]
-        self._wake()
+        self.wake()
         self._rest()
 
     def snapshot(self, *, has_gap: bool) -> EventBatch:
@@ -186,7 +186,7 @@ class EventLog:
     def leave(self, reader: Subscription) -> None:
         """``reader`` reads no more. Idempotent."""
         self._readers.discard(reader)
-        self._wake()
+        self.wake()
         self._rest()
 
     def close(self) -> None:
@@ -196,11 +196,16 @@ class EventLog:
         self.flush()
         self.is_closed = True
         self.source.turn(on=False)
-        self._wake()
+        self.wake()
 
     async def news(self) -> None:
         """Until there is another batch, or somebody leaves, or the log is closed."""
         await self._news.wait()
+
+    def wake(self) -> None:
+        """Let those who wait for news look again."""
+        news, self._news = self._news, anyio.Event()
+        news.set()
 
     def _begin(self) -> None:
         """One number is left out: what happened while nobody listened is in no batch."""
@@ -214,10 +219,6 @@ class EventLog:
         if not self._readers and not self.is_closed:
             self.source.turn(on=False)
             self._pending, self._batches = [], {}
-
-    def _wake(self) -> None:
-        news, self._news = self._news, anyio.Event()
-        news.set()
 
 
 class Subscription:
@@ -244,8 +245,9 @@ class Subscription:
             self._start(has_gap=replay_from is not None)
 
     def restart(self) -> None:
-        """Begin anew with what is stored now."""
+        """Begin anew with what is stored now. An iteration that waits goes on with it."""
         self._start(has_gap=False)
+        self._log.wake()
 
     def next_nowait(self) -> EventBatch | None:
         """The next batch, if there is one; tiers are not asked. With it everything that happened so far is told."""
@@ -300,6 +302,11 @@ class Subscription:
         self._places = deque(self._log.source.places)
         self._next = self._log.next_seq
 
+    async def survey(self) -> None:
+        """Have all tiers told that are to be told and were not yet, for those who read with ``next_nowait``."""
+        while self._places and not self._is_closed:
+            await self._survey()
+
     async def _survey(self) -> None:
         """Have one tier told. What was noted before and is read afterwards leads to the same, since the last that is
         said of a block is what holds.
@@ -309,6 +316,7 @@ class Subscription:
             if events:
                 self._first.append(self._log.survey(events, self._next - 1))
 
+        places = self._places  # others, with all tiers to be told again, once it has begun anew meanwhile
         if not self._log.is_closed:
-            await self._log.source.survey(self._places[0], note)
-        self._places.popleft()
+            await self._log.source.survey(places[0], note)
+        places.popleft()

@@ -1,12 +1,13 @@
 """ZmqPublisher: sends KV events over ZeroMQ to cache-aware routers. Needs ``pip install 'octavo[zmq]'``.
 
-Messages have three frames: topic, number (8 bytes, big-endian) and payload (:mod:`.event_wire`). Numbers begin at 0 and
+Messages have three frames: topic, number (8 bytes, big-endian) and payload (:mod:`.wire`). Numbers begin at 0 and
 have no gaps; the first messages clear everything and tell what is stored. A reader that missed some asks at the replay
 endpoint, with the number to begin with, and gets what is kept from there on, each with an empty frame in front, and at
-the end the number -1 with an empty payload.
+the end the number -1 with an empty payload. What was before something that clears everything is not kept. When what is
+asked for is not kept any more, nor anything that clears everything, all readers are told anew what is stored.
 
-The messages hold the tokens of prompts, since routers compute with them: whoever can connect reads along. ZeroMQ does
-not ask who that is.
+The messages hold the tokens of prompts, since most routers compute with them, unless the form is ``names``: whoever can
+connect reads along. ZeroMQ does not ask who that is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import zmq.asyncio
 
 from ...errors import TelemetryError, describe
 from ..logging import Logger, get_logger
-from .log import EventBatch, Subscription
+from .log import Cleared, EventBatch, Subscription
 from .wire import Form, is_partial, payload
 
 LINGER_SECONDS: Final = 0.5
@@ -46,6 +47,8 @@ class Subscribable(Protocol):
 class _Sent(NamedTuple):
     number: bytes
     payload: bytes
+    begins: bool
+    """Whether it clears everything first, so that a mirror is right with it and what follows."""
 
 
 class ZmqPublisher:
@@ -72,7 +75,8 @@ class ZmqPublisher:
     ) -> None:
         """``endpoint``: where readers subscribe; with ``binds=False``, where one reader has bound its socket, to which
         this one connects. ``replay_endpoint``: where they ask for what they missed; always bound. ``topic``: llm-d
-        reads ``kv@<endpoint>@<model>``. ``rank``: which data-parallel replica this is. ``most``: messages that are kept
+        reads ``kv@<endpoint>@<model>``. ``form``: ``names`` for routers that need no tokens, such as Octavo's own; see
+        :mod:`.wire`. ``rank``: which data-parallel replica this is. ``most``: messages that are kept
         for replay, and that may wait for one reader.
         """
         self.published = 0
@@ -81,6 +85,7 @@ class ZmqPublisher:
         self._topic = topic.encode()
         self._form: Form = form
         self._rank = rank
+        self._since = 0.0
         self._sent: deque[_Sent] = deque(maxlen=most)
         self._sockets: _Sockets | None = None
         self._logger: Logger = get_logger("octavo.kv_events")
@@ -116,7 +121,7 @@ class ZmqPublisher:
             async with engine.kv_events() as batches:
                 tasks = [asyncio.create_task(self._lasting(self._publish, batches, sockets.news))]
                 if sockets.replay is not None:
-                    tasks.append(asyncio.create_task(self._lasting(self._answer, sockets.replay)))
+                    tasks.append(asyncio.create_task(self._lasting(self._answer, sockets.replay, batches)))
                 try:
                     yield self
                 finally:
@@ -143,23 +148,30 @@ class ZmqPublisher:
         if any(map(is_partial, batch.events)):
             batches.restart()  # clears everything and tells what is left, with the rest of this batch
             return
-        message = payload(batch, rank=self._rank, form=self._form)
+        if not self.published:
+            self._since = batch.time
+        message = payload(batch, rank=self._rank, form=self._form, since=self._since)
         number = self.published.to_bytes(_NUMBER_BYTES, "big")
         self.published += 1
-        self._sent.append(_Sent(number, message))
+        begins = Cleared() in batch.events[:1]
+        if begins:  # nobody needs what was before; a beginning is large, and there may be many
+            self._sent.clear()
+        self._sent.append(_Sent(number, message, begins))
         news.send_multipart((self._topic, number, message), zmq.DONTWAIT)  # such a socket drops rather than wait
 
-    async def _answer(self, replay: zmq.asyncio.Socket) -> None:
+    async def _answer(self, replay: zmq.asyncio.Socket, batches: Subscription) -> None:
         while True:
             envelope, number = _question(await replay.recv_multipart())
             if number is None:
                 continue
             wanted = [sent for sent in self._sent if sent.number >= number]
             for count, sent in enumerate(wanted):
-                await replay.send_multipart((*envelope, self._topic, *sent))
+                await replay.send_multipart((*envelope, self._topic, sent.number, sent.payload))
                 if count % _BREATH == _BREATH - 1:
                     await anyio.lowlevel.checkpoint()
             await replay.send_multipart((*envelope, b"", _END, b""))
+            if self._sent and number < self._sent[0].number and not self._sent[0].begins:
+                batches.restart()
 
     def _opened(self) -> _Sockets:
         if self._sockets is None:

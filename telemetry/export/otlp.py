@@ -21,11 +21,11 @@ TRACES_PATH = "/v1/traces"
 PROTOCOLS = ("http/protobuf", "grpc")
 
 
-def make_provider(service_name: str | None, sample: float | None) -> TracerProvider:
+def make_provider(service_name: str | None, sample: float | None, instance: str | None = None) -> TracerProvider:
     """Without an exporter. ``None``: as the environment says, else ``octavo`` and everything that has no parent."""
     sampler = None if sample is None else ParentBased(TraceIdRatioBased(sample))
     try:
-        provider = TracerProvider(sampler=sampler, resource=_resource(service_name))
+        provider = TracerProvider(sampler=sampler, resource=_resource(service_name, instance))
     except ValueError as error:
         raise TelemetryError(f"a variable is not understood ({describe(error)}); check OTEL_*_LIMIT") from error
     provider.sampler = StepsToo(provider.sampler)
@@ -122,8 +122,9 @@ def _with_path(endpoint: str) -> str:
     return endpoint.removesuffix("/") + TRACES_PATH if bare else endpoint
 
 
-def _resource(service_name: str | None) -> Resource:
-    found = Resource.create({} if service_name is None else {"service.name": service_name})
+def _resource(service_name: str | None, instance: str | None) -> Resource:
+    told = {"service.name": service_name, "service.instance.id": instance}
+    found = Resource.create({name: value for name, value in told.items() if value is not None})
     if not str(found.attributes["service.name"]).startswith("unknown_service"):
         return found  # the application's own name, and its own version if it gave one
     return Resource({"service.version": _own_version()}).merge(found).merge(Resource({"service.name": "octavo"}))

@@ -85,6 +85,7 @@ class Telemetry:
 def setup(
     *,
     service_name: str | None = None,
+    instance: str | None = None,
     sample: float | None = None,
     endpoint: str | None = None,
     protocol: str | None = None,
@@ -101,10 +102,11 @@ def setup(
     unless their caller's trace is not. An exporter's call, retries included, ends after
     ``OTEL_EXPORTER_OTLP_TIMEOUT`` (10 seconds); 8192 other spans may wait meanwhile.
 
-    ``sample``: share of the requests to trace, of those that do not come with a trace; a step is shown where a traced
-    request is in it. ``endpoint``: the collector, with or without the path of traces. ``protocol``: ``http/protobuf``
-    or ``grpc``. ``exporter``: one of your own. ``set_global``: make it the process's provider, too.
-    ``close_timeout``: seconds that closing may take.
+    ``instance``: which process of the service this is (``service.instance.id``), where there are several. ``sample``:
+    share of the requests to trace, of those that do not come with a trace; a step is shown where a traced request is in
+    it. ``endpoint``: the collector, with or without the path of traces. ``protocol``: ``http/protobuf`` or ``grpc``.
+    ``exporter``: one of your own. ``set_global``: make it the process's provider, too. ``close_timeout``: seconds that
+    closing may take.
 
     :raises InvalidRequest: an argument is out of range.
     :raises TelemetryError: an extra is missing, a variable is not understood, or there is a global provider already.
@@ -121,7 +123,7 @@ def setup(
         raise TelemetryError("traces need the OpenTelemetry SDK: pip install 'octavo[otlp]'") from error
     logger = get_logger("octavo.telemetry")
     chosen = otlp.make_exporter(os.environ, protocol, endpoint) if exporter is None else exporter
-    provider = otlp.make_provider(service_name, sample)
+    provider = otlp.make_provider(service_name, sample, instance)
     spans = None
     if chosen is not None:
         settings = BatchSettings.from_environment(os.environ, logger)

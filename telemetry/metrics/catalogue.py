@@ -79,6 +79,7 @@ GENERATED_TOKENS = _counter("generated_tokens", "Tokens generated, over all samp
 PREFILL_TOKENS = _counter("prefill_tokens", "Tokens computed as part of a prompt or of a recomputation.")
 RUNNING = _gauge("requests_running", "Sequences that hold blocks and are computed.")
 WAITING = _gauge("requests_waiting", "Sequences without blocks.")
+WAITING_TOKENS = _gauge("waiting_tokens", "Prompt tokens still to be computed, of what runs, loads and waits.")
 LOADING = _gauge("requests_loading", "Sequences whose prefix is on its way from a tier.")
 WAITING_BY_REASON = _gauge("requests_waiting_by_reason", "Why those at the head of the queue wait.", "reason")
 QUEUE_SECONDS = _histogram("queue_seconds", SECONDS, "From arrival until a request was first admitted.")

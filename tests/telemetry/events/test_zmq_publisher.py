@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeAlias
 
@@ -19,50 +16,13 @@ import zmq.asyncio
 from octavo import AsyncEngine, EngineConfig, SamplingParams
 from octavo.engine.testing import FakeRunner
 from octavo.errors import TelemetryError
-from octavo.telemetry.events.log import Cleared, EventBatch, EventLog, KvEvent, Removed, Stored, Subscription
+from octavo.telemetry.events.log import Cleared, EventBatch, Removed
 from octavo.telemetry.events.wire import block_hash, payload
 from octavo.telemetry.events.zmq_publisher import ZmqPublisher
+from octavo.tests.telemetry.events.event_rig import ANY, PATIENCE, SPACE, TENANT, Engine, digest, stored
 
 pytestmark = pytest.mark.asyncio
-ANY = "tcp://127.0.0.1:*"
-SPACE, TENANT = bytes(32), bytes(range(32))
 END = b"\xff" * 8
-PATIENCE = 20.0
-"""Seconds after which a test that hangs is told so."""
-
-
-def digest(number: int) -> bytes:
-    return hashlib.sha256(bytes([number])).digest()
-
-
-def stored(*numbers: int, parent: int | None = None, tier: str = "device", is_private: bool = False) -> Stored:
-    names = tuple(map(digest, numbers))
-    tokens = array("i", [at for number in numbers for at in (number, 1000 * number)]).tobytes()
-    above = None if parent is None else digest(parent)
-    return Stored(names, above, tokens, 2, tier, SPACE, TENANT, is_private=is_private)
-
-
-class Engine:
-    """Says what a test lets it say."""
-
-    def __init__(self) -> None:
-        self.standing_now: list[KvEvent] = []
-        self.places: Sequence[str] = ()
-        self.log = EventLog(
-            self, most=100, wall=lambda: 12.5, soon=lambda call: asyncio.get_running_loop().call_soon(call)
-        )
-
-    def kv_events(self, *, replay_from: int | None = None) -> Subscription:
-        return self.log.subscribe(replay_from)
-
-    def turn(self, *, on: bool) -> None:
-        """Whatever."""
-
-    def standing(self) -> list[KvEvent]:
-        return self.standing_now
-
-    async def survey(self, tier: str, note: Callable[[Sequence[KvEvent]], None]) -> None:
-        note([stored(99, tier=tier)])
 
 
 class Message(NamedTuple):
@@ -202,8 +162,26 @@ async def test_only_the_last_messages_are_kept() -> None:
             engine.log.note(stored(number))
             await anyio.lowlevel.checkpoint()
         await sent(publisher, 10)
-        assert [each.seq for each in await replayed(context, publisher, 0)] == [7, 8, 9]
         assert len(publisher._sent) == 3
+        assert [each.seq for each in await replayed(context, publisher, 0)] == [7, 8, 9]
+
+
+async def test_what_was_before_a_new_beginning_is_not_kept() -> None:
+    """However often a part is cleared, which is told as a new beginning with all that is left."""
+    engine = Engine()
+    engine.standing_now = [stored(1)]
+    publisher = ZmqPublisher(ANY, replay_endpoint=ANY)
+    async with sockets() as context, publisher.serving(engine):
+        for _ in range(20):
+            published = publisher.published
+            engine.log.note(stored(1))
+            engine.log.note(Cleared("device", TENANT))
+            await sent(publisher, published + 1)
+        engine.log.note(stored(2))
+        await sent(publisher, publisher.published + 1)
+        kept = await replayed(context, publisher, 0)
+        assert [each.events[0][0] for each in kept] == ["AllBlocksCleared", "BlockStored"]
+        assert kept[-1].seq == publisher.published - 1
 
 
 async def test_a_reader_that_never_reads_holds_nobody_up() -> None:
