@@ -55,6 +55,17 @@ class CensusFailed(OctavoError):
     """The cache's self-check found a contradiction; the message lists each one."""
 
 
+class ReplicaLost(OctavoError):
+    """A replica of a fleet is gone or cannot be reached, and with it what it had begun of an answer; try again."""
+
+    def __init__(self, message: str, replica: str | None = None, *, has_waited: bool = False) -> None:
+        super().__init__(message)
+        self.replica = replica
+        """Which one; ``None``: there is none at all."""
+        self.has_waited = has_waited
+        """Whether the request has waited for another one already, for as long as it may."""
+
+
 class ModelError(OctavoError):
     """The model could not be loaded or a step of it failed; the cause is chained."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from starlette.applications import Starlette
@@ -48,12 +48,15 @@ def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> S
 
 def app_of(service: Service) -> Starlette:
     """The app around ``service``, whose engine may come later."""
+    return app_with(service, _routes(service))
+
+
+def app_with(service: Service, routes: Iterable[BaseRoute]) -> Starlette:
+    """An app of ``routes``, which are counted, timed and traced as ``service`` has it."""
     around = [Middleware(Measuring, service.http, time.monotonic)]
     if service.tracer_provider is not None:
         around.append(Middleware(traced, service.tracer_provider))
-    app = Starlette(
-        routes=list(_routes(service)), exception_handlers={HTTPException: _as_openai_error}, middleware=around
-    )
+    app = Starlette(routes=list(routes), exception_handlers={HTTPException: _as_openai_error}, middleware=around)
     app.router.redirect_slashes = False  # behind a proxy that speaks TLS it would name an address without
     return app
 

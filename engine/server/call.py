@@ -51,6 +51,7 @@ class Call:
         self.id = uuid.uuid4().hex
         """Unique, whatever ``X-Request-Id`` the client sent."""
         self._generations = 0
+        self._has_place = False
         self.tokens: Tokens | None = None
         """What it came to, once the handler knows."""
         scope["octavo.call"] = self  # for what is around the app
@@ -71,14 +72,7 @@ class Call:
         :raises ApiError: 400 when it is no JSON or does not fit.
         """
         self.body = self.body or b"{}"
-        try:
-            self.body.decode()  # also in what is skipped then
-            with _without_collector():
-                read = msgspec.json.decode(self.body, type=form)  # skips what the form lacks: it may be much
-        except msgspec.ValidationError as error:
-            raise invalid(str(error), _field_at_fault(str(error))) from error
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise invalid(f"the body is not valid JSON: {error}") from error
+        read = read_form(self.body, form)
         self._note_unknown(form)
         return read
 
@@ -107,7 +101,7 @@ class Call:
         :raises ApiError: 503 while there is no engine that takes work, 429 when too much of this caller is under way.
         """
         own, engine = self.caller, self.engine
-        self._take_place()
+        self.take_place()
         self._generations += 1
         number = self._generations
         return engine.generate(
@@ -122,21 +116,25 @@ class Call:
     def end(self) -> None:
         """The request is over, however it ended: another one of this caller has its place."""
         self.body = b""  # the connection remembers its last request for as long as it is open
-        if self._generations:
+        if self._has_place:
             under_way, name = self.service.under_way, self.caller.counted_as
             under_way[name] -= 1
             if not under_way[name]:
                 del under_way[name]
 
-    def _take_place(self) -> None:
-        """One for all that is generated for this request."""
-        if self._generations:
+    def take_place(self) -> None:
+        """One for all that is generated for this request, until it is over.
+
+        :raises ApiError: 429 when too much of this caller is under way.
+        """
+        if self._has_place:
             return
         most, under_way, name = self.caller.max_concurrent, self.service.under_way, self.caller.counted_as
         if most is not None and under_way[name] >= most:
             message = f"{most} requests with this API key are under way, as many as it may have at once"
             raise too_many(message, "too_many_concurrent", self.service.retry_after())
         under_way[name] += 1
+        self._has_place = True
 
     def _trace_headers(self) -> dict[str, str] | None:
         """The caller's headers, where nothing around the app has made a span of them already."""
@@ -151,6 +149,21 @@ class Call:
         if unknown:
             names = sorted(name[:40] for name in unknown)
             self.service.logger.info("fields_ignored", path=self.scope["path"], fields=names)
+
+
+def read_form(body: bytes, form: type[T]) -> T:
+    """``body`` as ``form``. Fields that it lacks are skipped.
+
+    :raises ApiError: 400 when it is no JSON or does not fit.
+    """
+    try:
+        body.decode()  # also in what is skipped then
+        with _without_collector():
+            return msgspec.json.decode(body, type=form)  # skips what the form lacks: it may be much
+    except msgspec.ValidationError as error:
+        raise invalid(str(error), _field_at_fault(str(error))) from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise invalid(f"the body is not valid JSON: {error}") from error
 
 
 @contextmanager

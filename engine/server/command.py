@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import secrets
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -22,6 +23,7 @@ from ... import telemetry
 from ...telemetry.logging import get_logger
 from ..async_engine import AsyncEngine
 from ..config import EngineConfig
+from ..following import follow, follows
 from ..model_thread import MODEL_THREAD
 from .access import Keys
 from .keys_file import load_keys
@@ -90,12 +92,26 @@ class Plan:
 def run(given: Mapping[str, object], engine: Mapping[str, object]) -> bool:
     """Serve until a signal; whether all went well. Arguments as for :class:`Plan`.
 
+    Of a model that is split, only rank 0 has a server. The others end with it.
+
     :raises InvalidRequest: as :class:`Plan`, or when it cannot listen.
+    :raises ModelError: on another rank, as :func:`~octavo.engine.following.follow`.
     """
-    went_well = asyncio.run(_run(Plan(given, engine)))
+    plan = Plan(given, engine)
+    if follows(plan.config):
+        _follow(plan)
+        return True
+    went_well = asyncio.run(_run(plan))
     if any(thread.name == MODEL_THREAD for thread in threading.enumerate()):
         _leave(0 if went_well else 1)  # a step hangs; the interpreter would wait for it, or crash on it
     return went_well
+
+
+def _follow(plan: Plan) -> None:
+    """Signals go to all ranks at once, and rank 0 still needs the others to finish what is under way."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    follow(plan.options.model, plan.config)
 
 
 async def _run(plan: Plan) -> bool:

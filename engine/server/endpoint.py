@@ -21,6 +21,7 @@ from .errors import ApiError, api_error
 from .service import Service
 
 Handler: TypeAlias = Callable[[Call], Awaitable[ASGIApp]]
+REQUEST_ID_HEADER: Final = b"x-request-id"
 REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -113,8 +114,10 @@ class _Outgoing:
     async def __call__(self, message: Message) -> None:
         self.has_started = True
         if message["type"] == "http.response.start" and self.request_id is not None:
-            told = (b"x-request-id", self.request_id.encode("ascii"))
-            message = {**message, "headers": [*message.get("headers", ()), told]}
+            headers = message.get("headers", ())
+            if not any(name == REQUEST_ID_HEADER for name, _ in headers):  # who answered may have named it already
+                told = (REQUEST_ID_HEADER, self.request_id.encode("ascii"))
+                message = {**message, "headers": [*headers, told]}
         try:
             with anyio.fail_after(self._timeout):
                 await self._send(message)

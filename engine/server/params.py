@@ -11,7 +11,7 @@ from typing import Final
 from ...errors import InvalidRequest
 from ..output_format import OutputFormat
 from ..request import SamplingParams
-from .call import Call
+from .access import Caller
 from .errors import code_of, invalid
 from .wire.chat import ChatForm
 from .wire.completions import CompletionForm
@@ -111,14 +111,14 @@ def output_format(form: GenerationForm) -> OutputFormat | None:
     return made[0][1] if made else None
 
 
-def tenant_of(call: Call, cache_salt: str | None) -> str | None:
-    """As whose the cache is used by a caller without a tenant.
+def tenant_of(caller: Caller, cache_salt: str | None) -> str | None:
+    """As whose the cache is used by a ``caller`` without a tenant.
 
     :raises ApiError: 400 for a ``cache_salt`` of one who has a tenant.
     """
     if cache_salt is None:
         return None
-    if call.caller.tenant is not None:
+    if caller.tenant is not None:
         raise invalid("this API key has a cache of its own; leave cache_salt out", "cache_salt")
     return cache_salt
 

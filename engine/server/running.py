@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import anyio
 import uvicorn
+from starlette.types import ASGIApp
 
 from ...errors import InvalidRequest, describe
 from ..async_engine import AsyncEngine
@@ -49,8 +50,9 @@ class Address(NamedTuple):
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers and its polling: it ends when :meth:`end` says so, and at once."""
 
-    def __init__(self, service: Service, *, root_path: str = "") -> None:
-        self.traffic = AccessLog(app_of(service), service)
+    def __init__(self, service: Service, *, app: ASGIApp | None = None, root_path: str = "") -> None:
+        """``app``: what is served with the settings of ``service``; ``None``: the app around its engine."""
+        self.traffic = AccessLog(app or app_of(service), service)
         super().__init__(GuardedConfig(self.traffic, service, root_path=root_path))
         settings = service.settings
         self._interval = min(1.0, settings.header_timeout / 4, settings.stall_timeout / 4)
@@ -135,8 +137,17 @@ async def serving(
     :raises InvalidRequest: when it cannot listen there.
     """
     service = served if isinstance(served, Service) else Service(settings or ServerSettings(), served)
+    async with serving_app(app_of(service), service, host=host, port=port) as address:
+        yield address
+
+
+@asynccontextmanager
+async def serving_app(
+    app: ASGIApp, service: Service, *, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[Address]:
+    """As :func:`serving`, for an ``app`` that has more in it than the engine of ``service``, or none."""
     with listening(host, port) as (listener, address):
-        server = HttpServer(service)
+        server = HttpServer(service, app=app)
         # a task of its own and no task group: it may be entered and left in different tasks, as fixtures are
         task = asyncio.create_task(server.serve([listener]), name="octavo-http")
         try:

@@ -49,7 +49,7 @@ async def own_explain(call: Call) -> ASGIApp:
     """
     form = call.read(operations.OwnExplainForm)
     call.check_model(form.model)
-    salted, own = tenant_of(call, form.cache_salt), call.caller.tenant
+    salted, own = tenant_of(call.caller, form.cache_salt), call.caller.tenant
     prompt = ops.prompt_of(form, opens_turn=True)
     found = await call.service.engine.explain(prompt, tenant=salted if own is None else own)
     return json_response(ops.own_explained(found))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -14,6 +14,7 @@ from ...request import Chat, ChatMessage, Prompt, SamplingParams
 from ..call import Call
 from ..errors import invalid
 from ..params import chat_params, check_stream, naming_fields, output_format, refuse, tenant_of
+from ..prompt_reader import PromptReader
 from ..wire.chat import ChatForm, ChatFormMessage
 from ..wire.generation import StreamOptions
 from .answering import Head, respond
@@ -37,14 +38,14 @@ async def chat_completions(call: Call) -> ASGIApp:
     One JSON object, or, with `stream`, a stream of chunks that ends with `[DONE]`. What is refused is refused with a
     status before the stream; an error within it is an event with `error`, and its end.
     """
-    form = _checked(call.read(ChatForm))
+    form = checked(call.read(ChatForm))
     head = Head.of(call, "chatcmpl", call.check_model(form.model))
     tools = tool_use(call, form)
     params = params_of(form, tools)
-    tenant = tenant_of(call, form.cache_salt)
+    tenant = tenant_of(call.caller, form.cache_salt)
     with naming_fields(form, "messages"):
-        chat = _chat(form, tools)
-        prompt, ids = await _prompt(call, form, chat)
+        chat = conversation(form, () if tools is None else tools.told)
+        prompt, ids = await prompt_of(call.engine, form, chat)
         generation = call.generate(prompt, params, priority=form.priority, tenant=tenant)
         await start_all([generation])
     texts = TokenTexts(call.engine.codec, as_ids=form.return_tokens_as_token_ids is True)
@@ -64,7 +65,11 @@ def template_message(message: ChatFormMessage) -> ChatMessage:
     return {"role": message.role, "content": told.pop("content", None), **told}
 
 
-def _checked(form: ChatForm) -> ChatForm:
+def checked(form: ChatForm) -> ChatForm:
+    """Itself, when it asks for nothing that is not served.
+
+    :raises ApiError: 400 otherwise.
+    """
     refuse(UNSERVED, form)
     check_stream(form)
     if form.modalities is not None and form.modalities != ["text"]:
@@ -83,21 +88,22 @@ def _format(form: ChatForm, tools: ToolUse | None) -> OutputFormat | None:
     return tools.forced
 
 
-def _chat(form: ChatForm, tools: ToolUse | None) -> Chat:
+def conversation(form: ChatForm, told: Sequence[Mapping[str, object]]) -> Chat:
+    """What the chat template is given. ``told``: the tools that the model is to hear of."""
     continues = form.continue_final_message is True
     return Chat(
         [template_message(message) for message in form.messages],
-        () if tools is None else tools.told,
+        told,
         form.chat_template_kwargs or {},
         continues_last=continues,
         opens_turn=not continues and form.add_generation_prompt is not False,
     )
 
 
-async def _prompt(call: Call, form: ChatForm, chat: Chat) -> tuple[Prompt, list[int] | None]:
+async def prompt_of(reader: PromptReader, form: ChatForm, chat: Chat) -> tuple[Prompt, list[int] | None]:
     """What the engine is given, and its tokens if somebody needs to know them."""
     most = form.truncate_prompt_tokens
     if most is None and not form.return_token_ids:
         return chat, None
-    ids = await call.engine.tokenize(chat)
+    ids = await reader.tokenize(chat)
     return (chat, ids) if most is None or len(ids) <= most else (ids[-most:], ids[-most:])

@@ -12,6 +12,7 @@ from ....errors import ContextExceeded
 from ..call import Call
 from ..errors import invalid
 from ..params import check_stream, completion_params, naming_fields, refuse, tenant_of
+from ..prompt_reader import PromptReader
 from ..wire.completions import CompletionForm
 from ..wire.generation import StreamOptions
 from .answering import Head, respond
@@ -31,14 +32,12 @@ async def completions(call: Call) -> ASGIApp:
     One JSON object, or, with `stream`, a stream of chunks that ends with `[DONE]`. One prompt that is refused refuses
     all of them, before anything runs.
     """
-    form = call.read(CompletionForm)
-    refuse(UNSERVED, form)
-    check_stream(form)
+    form = checked(call.read(CompletionForm))
     head = Head.of(call, "cmpl", call.check_model(form.model))
-    params, tenant = completion_params(form), tenant_of(call, form.cache_salt)
-    prompts = _prompts(form.prompt, call.service.settings.max_prompts)
+    params, tenant = completion_params(form), tenant_of(call.caller, form.cache_salt)
+    prompts = prompts_of(form, call.service.settings.max_prompts)
     with naming_fields(form, "prompt"):
-        tokens = [await _tokens(call, prompt, form.truncate_prompt_tokens) for prompt in prompts]
+        tokens = [await tokens_of(call.engine, form, prompt) for prompt in prompts]
         generations = [call.generate(ids, params, priority=form.priority, tenant=tenant) for ids in tokens]
         # the longest first: what the engine has room for then, it has room for with the others
         await start_all(
@@ -54,11 +53,22 @@ async def completions(call: Call) -> ASGIApp:
     return await respond(call, generations, answer, (form.stream_options or StreamOptions()) if form.stream else None)
 
 
-def _prompts(prompt: str | Sequence[str | int | list[int]], most: int) -> list[OnePrompt]:
-    """Each for itself.
+def checked(form: CompletionForm) -> CompletionForm:
+    """Itself, when it asks for nothing that is not served.
+
+    :raises ApiError: 400 otherwise.
+    """
+    refuse(UNSERVED, form)
+    check_stream(form)
+    return form
+
+
+def prompts_of(form: CompletionForm, most: int) -> list[OnePrompt]:
+    """Its prompts, each for itself; at most ``most``.
 
     :raises ApiError: 400 for a list that is empty, too long, or of numbers and other things.
     """
+    prompt = form.prompt
     if isinstance(prompt, str):
         return [prompt]
     ids = [item for item in prompt if isinstance(item, int)]
@@ -70,15 +80,21 @@ def _prompts(prompt: str | Sequence[str | int | list[int]], most: int) -> list[O
     return several or [ids]
 
 
-async def _tokens(call: Call, prompt: OnePrompt, most: int | None) -> list[int]:
+async def tokens_of(reader: PromptReader, form: CompletionForm, prompt: OnePrompt) -> list[int]:
+    """The tokens of one of the prompts of ``form``.
+
+    :raises ApiError: 400 when there are none, or some that the model does not have.
+    :raises InvalidRequest: when it cannot be tokenised or is too long.
+    """
+    most = form.truncate_prompt_tokens
     if not isinstance(prompt, str):
         prompt = prompt if most is None else prompt[-most:]
-        if len(prompt) > call.engine.model.max_context:  # before anybody looks at each of what may be millions
+        if len(prompt) > reader.model.max_context:  # before anybody looks at each of what may be millions
             raise ContextExceeded(
                 f"the prompt is too long: its {len(prompt)} tokens exceed the model's context of "
-                f"{call.engine.model.max_context} tokens"
+                f"{reader.model.max_context} tokens"
             )
-    ids, size = await call.engine.tokenize(prompt), call.engine.model.vocab_size
+    ids, size = await reader.tokenize(prompt), reader.model.vocab_size
     if not ids:
         raise invalid("the prompt is empty; at least one token is needed", "prompt")
     if not 0 <= min(ids) <= max(ids) < size:

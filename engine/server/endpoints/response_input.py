@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ....errors import ContextExceeded
-from ...async_engine import AsyncEngine
 from ...request import Chat, ChatMessage
 from ..errors import ApiError, invalid
+from ..prompt_reader import PromptReader
 from ..wire.response_form import InputItem, TextPart
 from ..wire.responses import OutputItem, OutputMessage
 
@@ -47,12 +47,12 @@ def joined(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
     return result
 
 
-async def without_oldest(engine: AsyncEngine, chat: Chat, room: int) -> Chat:
+async def without_oldest(reader: PromptReader, chat: Chat, room: int) -> Chat:
     """``chat`` with as few of its oldest turns left out as it takes to keep to ``room`` tokens.
 
     What stands in front of the first turn, and the last turn, stay: with these alone it may still be too long.
     """
-    if await _fits(engine, chat, room):
+    if await _fits(reader, chat, room):
         return chat
     turns = [index for index, message in enumerate(chat.messages) if message["role"] == "user"]
     head = next((i for i, message in enumerate(chat.messages) if message["role"] not in HEAD_ROLES), 0)
@@ -64,16 +64,16 @@ async def without_oldest(engine: AsyncEngine, chat: Chat, room: int) -> Chat:
     low, high = 0, len(turns) - 1  # turns[high] is taken if nothing fits
     while low < high:
         middle = (low + high) // 2
-        if await _fits(engine, shortened(turns[middle]), room):
+        if await _fits(reader, shortened(turns[middle]), room):
             high = middle
         else:
             low = middle + 1
     return shortened(turns[low]) if turns else chat
 
 
-async def _fits(engine: AsyncEngine, chat: Chat, room: int) -> bool:
+async def _fits(reader: PromptReader, chat: Chat, room: int) -> bool:
     try:
-        return len(await engine.tokenize(chat)) <= room
+        return len(await reader.tokenize(chat)) <= room
     except ContextExceeded:  # plainly not
         return False
 

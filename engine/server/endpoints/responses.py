@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -16,6 +16,7 @@ from ..endpoint import json_response
 from ..errors import NOT_FOUND, ApiError, invalid
 from ..event_stream import EventStream
 from ..params import naming_fields, tenant_of
+from ..prompt_reader import PromptReader
 from ..response_store import StoredResponse
 from ..wire.response_events import StreamEvent
 from ..wire.response_form import ResponseForm
@@ -44,11 +45,12 @@ async def create_response(call: Call) -> ASGIApp:
     with naming_own_fields():
         tools = tool_use(call, chat_form)
         params = params_of(chat_form, tools)
-        tenant = tenant_of(call, form.cache_salt)
+        tenant = tenant_of(call.caller, form.cache_salt)
     draft = _draft(call, form, tenant)
     maker = _maker(call, draft, tools)
     with naming_own_fields(), naming_fields(chat_form, "messages"):
-        chat = await _chat(call, form, draft.conversation, tools)
+        told_tools = () if tools is None else tools.told
+        chat = await conversation(call.engine, form, draft.conversation, told_tools)
         generation = call.generate(chat, params, priority=form.priority, tenant=tenant)
         await start_all([generation])  # what is refused is refused with a status, not in a stream
     if form.stream:
@@ -127,15 +129,21 @@ def _maker(call: Call, draft: StoredResponse, tools: ToolUse | None) -> Response
     )
 
 
-async def _chat(call: Call, form: ResponseForm, conversation: Sequence[ChatMessage], tools: ToolUse | None) -> Chat:
+async def conversation(
+    reader: PromptReader,
+    form: ResponseForm,
+    messages: Sequence[ChatMessage],
+    told_tools: Sequence[Mapping[str, object]],
+) -> Chat:
+    """What the chat template is given. ``messages``: all that was said, but for the instructions of ``form``.
+    ``told_tools``: those that the model is to hear of.
+    """
     head: list[ChatMessage] = [] if form.instructions is None else [{"role": "system", "content": form.instructions}]
-    told_tools = () if tools is None else tools.told
-    chat = Chat(joined([*head, *conversation]), told_tools, form.chat_template_kwargs or {})
+    chat = Chat(joined([*head, *messages]), told_tools, form.chat_template_kwargs or {})
     if form.truncation != "auto":
         return chat
-    engine = call.engine
-    most = min(engine.model.max_context, engine.config.num_blocks * engine.config.block_size)
-    return await without_oldest(engine, chat, most - (form.max_output_tokens or 1))
+    most = min(reader.model.max_context, reader.config.num_blocks * reader.config.block_size)
+    return await without_oldest(reader, chat, most - (form.max_output_tokens or 1))
 
 
 def _keep(call: Call, draft: StoredResponse) -> None:

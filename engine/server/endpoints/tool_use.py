@@ -41,9 +41,8 @@ def tool_use(call: Call, form: ChatForm) -> ToolUse | None:
 
     :raises ApiError: 400 when the tools contradict each other, or nobody knows how the model writes calls.
     """
-    offered = form.tools or []
-    _check(form, [tool.function.name for tool in offered])
-    if not offered or form.tool_choice == "none":
+    offered = offered_tools(form)
+    if not offered:
         return None
     notation = call.service.tool_format
     if notation is None:
@@ -53,7 +52,22 @@ def tool_use(call: Call, form: ChatForm) -> ToolUse | None:
             "tools",
         )
     tools = [Tool(tool.function.name, tool.function.parameters, tool.function.strict is True) for tool in offered]
-    return ToolUse(notation, tools, [_told(tool) for tool in offered], _forced(call, form, notation, tools))
+    return ToolUse(notation, tools, told_tools(offered), _forced(call, form, notation, tools))
+
+
+def offered_tools(form: ChatForm) -> Sequence[ChatTool]:
+    """The tools that the model is to hear of; with ``tool_choice`` ``none`` it hears of none.
+
+    :raises ApiError: 400 when they contradict each other.
+    """
+    offered = form.tools or []
+    _check(form, [tool.function.name for tool in offered])
+    return () if form.tool_choice == "none" else offered
+
+
+def told_tools(offered: Sequence[ChatTool]) -> Sequence[Mapping[str, object]]:
+    """``offered`` as the chat template has them."""
+    return [_told(tool) for tool in offered]
 
 
 def _check(form: ChatForm, names: Sequence[str]) -> None:

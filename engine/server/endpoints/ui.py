@@ -33,6 +33,7 @@ ASSETS: Final = (
     "operations.js",
     "panels.js",
     "pool.js",
+    "replicas.js",
     "sparkline.js",
     "sse.js",
     "tree.css",

@@ -1,4 +1,4 @@
-// The server: requests, refusals, and the two secrets that open it.
+// The server: requests, refusals, the two secrets that open it, and which of several it is.
 
 import { events } from "./sse.js";
 
@@ -11,8 +11,8 @@ export class Refusal extends Error {
   }
 }
 
-/** A secret that lasts as long as the tab. */
-class Secret {
+/** A text that lasts as long as the tab. */
+class Kept {
   constructor(name) {
     this.name = name;
   }
@@ -27,8 +27,11 @@ class Secret {
   }
 }
 
-export const adminToken = new Secret("octavo.admin_token");
-export const apiKey = new Secret("octavo.api_key");
+export const adminToken = new Kept("octavo.admin_token");
+export const apiKey = new Kept("octavo.api_key");
+
+/** Which replica the admin token speaks to, behind a gateway; empty: there is no choice. */
+export const replica = new Kept("octavo.replica");
 
 /** Take the admin token out of the address (`#token=...`), so that it gets into no bookmark and no picture. */
 export function takeTokenFromAddress() {
@@ -44,10 +47,17 @@ export async function ask(method, path, { body, secret = apiKey, signal } = {}) 
   return response.json();
 }
 
-/** How far the server is, by /ready, which says so with a 503 too. */
+/**
+ * How far the server is, by /ready, which says so with a 503 too. A gateway is as far as the best of its `replicas`,
+ * which are told by name if they can answer; a server has none.
+ */
 export async function readiness() {
   const response = await reached(fetch("ready"));
-  return response.json();
+  const told = await response.json();
+  if (!told.replicas) return { replicas: [], ...told };
+  const all = Object.entries(told.replicas).filter(([, { status }]) => status); // those that could answer
+  const best = ["ready", "loading"].map((wanted) => all.find(([, { status }]) => status === wanted)).find(Boolean);
+  return { ...((best ?? all[0])?.[1] ?? { status: "away" }), replicas: all.map(([name]) => name) };
 }
 
 /** Stream a chat completion: its chunks. An error within the stream is raised. */
@@ -66,6 +76,7 @@ async function send(method, path, { body, secret, signal }) {
   const headers = {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (secret.value) headers.Authorization = `Bearer ${secret.value}`;
+  if (secret === adminToken && replica.value) headers["X-Octavo-Replica"] = replica.value;
   const request = { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) };
   const response = await reached(fetch(path, request));
   if (!response.ok) throw new Refusal(await reason(response), response.status);

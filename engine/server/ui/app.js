@@ -31,7 +31,8 @@ byId("prompt").focus({ preventScroll: true });
 async function watch() {
   let isReady = false;
   try {
-    const { status, share: done } = await readiness();
+    const { status, share: done, replicas } = await readiness();
+    cache.replicas.offer(replicas);
     isReady = status === "ready";
     showState(status, status === "loading" ? `loading, ${share(done)}` : status);
     if (isReady && !byId("model").textContent) await showModel();

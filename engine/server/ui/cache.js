@@ -3,6 +3,7 @@
 import { adminToken, ask } from "./api.js";
 import { byId, say } from "./dom.js";
 import { Operations } from "./operations.js";
+import { Replicas } from "./replicas.js";
 import { showEvictions, showHits, showTiers, showVitals } from "./panels.js";
 import { Pool } from "./pool.js";
 import { HitHistory } from "./sparkline.js";
@@ -19,6 +20,7 @@ export class Cache {
     this.pool = new Pool();
     this.tree = new Tree((node) => this.pool.mark(node?.first_blocks ?? []));
     this.operations = new Operations(chat, () => this.soon());
+    this.replicas = new Replicas(() => this.turn());
     this.timer = null;
     byId("door").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -46,11 +48,20 @@ export class Cache {
     if (adminToken.value && !byId("live").hidden) this.start();
   }
 
+  /** It is another replica's cache now. */
+  turn() {
+    this.history = new HitHistory();
+    this.operations.forget();
+    if (adminToken.value) this.start();
+  }
+
   async look(run) {
     const began = performance.now();
     try {
       const view = await ask("GET", PATH, { secret: adminToken });
       if (run !== this.run) return; // another look has begun meanwhile
+      if (view.replicas) this.replicas.offer(Object.keys(view.replicas)); // a gateway that has asked all: one will do
+      if (run !== this.run) return;
       this.show(view);
       await this.operations.show(view);
     } catch (error) {

@@ -18,6 +18,12 @@ export class Operations {
     byId("evict").addEventListener("click", () => this.run(() => this.evict()));
   }
 
+  /** What is known is of another engine. */
+  forget() {
+    this.pinned = null;
+    this.installed = [];
+  }
+
   /** Show a cache view. */
   async show(view) {
     byId("snapshot").hidden = !view.takes_snapshots;

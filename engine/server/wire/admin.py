@@ -205,6 +205,7 @@ class TierStats(msgspec.Struct):
     name: str
     tier: StoredStats
     opened: bool
+    shared: bool
     breaker: str
     write_breaker: str
     gets: int
@@ -259,6 +260,7 @@ class Stats(msgspec.Struct):
     running: int
     waiting: int
     loading: int
+    waiting_tokens: int
     waiting_reasons: dict[str, int]
     preemptions: int
     preemptions_by_kind: dict[str, int]
