@@ -13,6 +13,7 @@ from .engine.blocking import BlockingEngine
 from .engine.config import EngineConfig
 from .engine.counters import EngineStats
 from .engine.explanation import Explanation
+from .engine.following import follow
 from .engine.generation import Generation
 from .engine.kv import CacheStats, Census, Retention
 from .engine.output_format import OutputFormat
@@ -45,4 +46,5 @@ __all__ = [
     "SnapshotReport",
     "TokenLogprob",
     "__version__",
+    "follow",
 ]

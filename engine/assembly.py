@@ -188,7 +188,7 @@ def _observer(
 
 def _scheduling(config: EngineConfig) -> SchedulingPolicy:
     name = config.scheduling_policy
-    return made_with(SCHEDULING_POLICIES.resolve(name), name, config.scheduling_options)
+    return made_with(SCHEDULING_POLICIES.resolve(name), name, config.scheduling_options, "scheduling_options")
 
 
 def _shadows(

@@ -57,8 +57,10 @@ def made(make: Callable[[], T], name: str) -> T:
         raise ContractBroken(f"plug-in {name!r} could not be made: {describe(error)}") from error
 
 
-def made_with(cls: Callable[..., T], spec: str, options: Mapping[str, object]) -> T:
-    """The scheduling policy ``cls``, that ``spec`` names, made with ``options`` as keyword arguments.
+def made_with(cls: Callable[..., T], spec: str, options: Mapping[str, object], setting: str = "options") -> T:
+    """The policy ``cls``, that ``spec`` names, made with ``options`` as keyword arguments.
+
+    ``setting``: what messages call them.
 
     :raises InvalidRequest: when it has no such settings, or refuses their values.
     :raises ContractBroken: when it raises anything else.
@@ -68,14 +70,14 @@ def made_with(cls: Callable[..., T], spec: str, options: Mapping[str, object]) -
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
     if not takes_all and (unknown := sorted(set(options) - set(known))):
         taken = ", ".join(known) or "none"
-        raise InvalidRequest(f"scheduling_options: {spec!r} knows no {', '.join(unknown)}; its settings: {taken}")
+        raise InvalidRequest(f"{setting}: {spec!r} knows no {', '.join(unknown)}; its settings: {taken}")
     try:
         return cls(**options)
     except InvalidRequest as error:
-        raise InvalidRequest(f"scheduling_options: {error}") from error
+        raise InvalidRequest(f"{setting}: {error}") from error
     except (TypeError, ValueError) as error:
         if not options:
             raise ContractBroken(f"plug-in {spec!r} could not be made: {describe(error)}") from error
-        raise InvalidRequest(f"scheduling_options: {spec!r} refuses them: {describe(error)}") from error
+        raise InvalidRequest(f"{setting}: {spec!r} refuses them: {describe(error)}") from error
     except Exception as error:
         raise ContractBroken(f"plug-in {spec!r} could not be made: {describe(error)}") from error

@@ -20,6 +20,7 @@ from .async_engine import AsyncEngine
 from .bench_cli import bench_app
 from .config import EngineConfig
 from .demo import run_demo
+from .fleet.routing import ROUTING_POLICIES
 from .mounting import PERSISTENCE_BACKENDS, STORAGE_TIERS
 from .request import Prompt, SamplingParams
 from .serve_cli import serve
@@ -97,7 +98,15 @@ def plugins() -> None:
     """List the installed plug-ins, and what is wrong with the broken ones."""
     console = Console()
     broken = 0
-    for group in (EVICTION_POLICIES, SCHEDULING_POLICIES, STORAGE_TIERS, PERSISTENCE_BACKENDS, TOOL_FORMATS):
+    groups = (
+        EVICTION_POLICIES,
+        SCHEDULING_POLICIES,
+        ROUTING_POLICIES,
+        STORAGE_TIERS,
+        PERSISTENCE_BACKENDS,
+        TOOL_FORMATS,
+    )
+    for group in groups:
         table = Table("name", "distribution", Column("target", overflow="fold"), "state", title=group.name)
         for found in group.report():
             broken += found.error is not None

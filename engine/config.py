@@ -127,6 +127,9 @@ class EngineConfig:
     """Name of the attention backend (see ``engine/model/attention``); ``auto``: the fastest that runs here."""
     acceleration: Acceleration = field(default_factory=Acceleration)
     """Switches of what makes steps fast."""
+    tensor_parallel: int = 1
+    """Ranks that the model is split over, each a process of one ``torchrun`` job with a device of its own. The engine
+    is on rank 0, with this configuration; the others call :func:`octavo.follow` with the same."""
 
     # telemetry
     metric_labels: Mapping[str, str] = field(default_factory=dict)
@@ -154,6 +157,7 @@ class EngineConfig:
             "tier_queue_bytes",
             "kv_events_buffer",
             "trace_decode_steps",
+            "tensor_parallel",
         ):
             self._require(name, _is_count(getattr(self, name)), "must be a positive integer")
         for name in ("prefill_chunk", "host_bytes", "disk_bytes"):

@@ -160,7 +160,7 @@ def test_without_a_compiler_native_is_refused_and_auto_does_without(
 ) -> None:
     caplog.set_level(logging.INFO, "octavo.model")
     directory = save_llama(**SIZES)
-    with pytest.raises(ModelError, match=r"'native' needs a C\+\+ compiler"):
+    with pytest.raises(ModelError, match=r"'native' cannot be had here: no C\+\+ compiler is installed"):
         loaded(directory, Acceleration(), attention_backend="native")
     assert isinstance(loaded(directory, Acceleration())._backend, TorchBackend)
     assert isinstance(loaded(directory, Acceleration(), dtype="bfloat16")._backend, TorchBackend)

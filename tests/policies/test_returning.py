@@ -96,3 +96,24 @@ def test_what_is_not_yet_there_waits() -> None:
     later = [Return("later", 4, 2, 0.0)]
     assert list(tell(policy, later, path, new_from=0, stop=4)) == later
     assert policy.told == []
+
+
+@given(
+    size=st.integers(1, 12),
+    runs=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=4),
+    stop=st.integers(0, 12),
+)
+def test_who_does_not_want_to_hear_of_it_is_told_nothing_and_the_rest_is_the_same(
+    size: int, runs: list[tuple[int, int]], stop: int
+) -> None:
+    path, listener, deaf = Path([size]), Listener(), Lru(8)
+    returns = [Return(None, first, blocks, 1.0) for first, blocks in sorted(runs) if first + blocks <= size]
+    assert listener.wants_returns
+    assert not deaf.wants_returns
+
+    def told(policy: Lru) -> Sequence[Return]:
+        return tell_returns(
+            policy, returns, new_from=0, stop=min(stop, size), block_tokens=BLOCK, entry_at=path.at, now=9.0
+        )
+
+    assert list(told(deaf)) == list(told(listener))

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from octavo import AsyncEngine, EngineConfig
@@ -448,17 +449,67 @@ async def test_it_ends_with_the_engine_which_has_nothing_left_then() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_cache_is_named_in_parts_whatever_happens_between_them(
+    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(naming, "PART_BLOCKS", 2)
+    async with engine_of() as engine:
+        for number in range(4):
+            await ask(engine, prompt(number, 5 * B))
+        parts = engine._loop.cache.naming()
+        next(parts)
+        await ask(engine, [*prompt(0, 2 * B), *prompt(9, 2 * B)])  # one edge is split
+        await ask(engine, prompt(1, 9 * B))  # one grows
+        engine._loop.cache.evict(engine._loop.cache.pool.num_blocks)  # all go
+        assert list(parts) == []
+        for number in range(4):
+            await ask(engine, prompt(number, 5 * B))
+        await engine.name_cache()
+        with monkeypatch.context() as patch:
+            patch.delattr(naming, "names_after")  # nothing is left to be named
+            mirror = subscribe(engine)
+        mirror.catch_up()
+        assert mirror.device == cached(engine)
+        assert len(mirror.device) >= 20
+
+
+@pytest.mark.asyncio
+async def test_others_have_their_turn_while_a_cache_is_named(
+    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(naming, "PART_BLOCKS", 1)
+    async with engine_of() as engine, anyio.create_task_group() as tasks:
+        for number in range(6):
+            await ask(engine, prompt(number, 2 * B))
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await anyio.lowlevel.checkpoint()
+
+        tasks.start_soon(others)
+        await engine.name_cache()
+        assert turns >= 6
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.asyncio
 async def test_an_engine_tells_other_event_loops_nothing() -> None:
     engine = AsyncEngine(runner=FakeRunner(), config=EngineConfig(num_blocks=64, block_size=B))
     with pytest.raises(EngineClosed):
         engine.kv_events()
+    with pytest.raises(EngineClosed):
+        await engine.name_cache()
 
     async def elsewhere() -> None:
         engine.kv_events()
 
     async with engine:
-        with pytest.raises(EngineClosed, match="another event loop"):
-            await anyio.to_thread.run_sync(lambda: asyncio.run(elsewhere()))
+        for call in (elsewhere, engine.name_cache):
+            with pytest.raises(EngineClosed, match="another event loop"):
+                await anyio.to_thread.run_sync(lambda call=call: asyncio.run(call()))  # type: ignore[misc]
 
 
 class Books:

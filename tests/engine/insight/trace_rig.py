@@ -196,7 +196,7 @@ async def traced(
         wall=watch.wall,
     )
     with patch.context() as during:
-        during.setattr(life, "ModelThread", lambda: thread)
+        during.setattr(life, "ModelThread", lambda **_: thread)
         if mounts is not None:
             during.setattr(mounting, "STORAGE_TIERS", Cellar(mounts))
         await engine.__aenter__()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.policies.eviction import Entry, EvictionPolicy, Lfu, Lru, PriorityTtl, Returned
+from octavo.policies.eviction import Arc, Entry, EvictionPolicy, Lfu, Lru, PriorityTtl, Returned
 from octavo.policies.eviction.base import Json
 from octavo.policies.eviction.priority_ttl import MOST_POLICIES
 from octavo.policies.replica import Replica
@@ -351,3 +351,8 @@ class Checked(PriorityTtl):
 
 def worth(entry: Entry, now: float) -> int:
     return 0 if entry.expires is None or entry.expires <= now else entry.priority
+
+
+@pytest.mark.parametrize("make", [Lru, Arc])
+def test_it_wants_to_hear_of_returns_as_the_policy_underneath(make: Callable[[int], EvictionPolicy]) -> None:
+    assert PriorityTtl(8, make).wants_returns is make(8).wants_returns is (make is Arc)
