@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # as torch has it
 
 from octavo.tests.system.ranks_families import RANKS, Found, alone, families, pressed, refused, reread
 from octavo.tests.system.ranks_faults import faults, frozen, killed, left_alone, stuck
@@ -30,10 +30,11 @@ ORDER: tuple[Job, ...] = (alone, families, reread, pressed, refused, faults, stu
 
 
 def run(job: Job, folder: Path) -> None:
-    """Fork the ranks, and wait for them."""
-    port, ranks = free_port(), 1 if job in ALONE else RANKS
+    """Fork the ranks, and wait for them. They meet in a store that is kept here, as it is with ``torchrun``."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = 1 if job in ALONE else RANKS
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=be, args=(job, folder, rank, ranks, port)) for rank in range(ranks)]
+    processes = [fork.Process(target=be, args=(job, folder, rank, ranks, store.port)) for rank in range(ranks)]
     for process in processes:
         process.start()
     for process in processes:
@@ -45,19 +46,12 @@ def run(job: Job, folder: Path) -> None:
 def be(job: Job, folder: Path, rank: int, ranks: int, port: int) -> None:
     """One rank."""
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    os.environ.update({**where, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+    os.environ.update({**where, "RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"})
     try:
         found = job(folder, rank)
     except BaseException:  # noqa: BLE001  # it is shown where the results are looked at
         found = {"failed": traceback.format_exc()}
     (folder / f"{job.__name__}-{rank}.json").write_text(json.dumps(found))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def main(folder: Path, families_asked: Sequence[str]) -> None:

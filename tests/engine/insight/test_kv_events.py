@@ -21,6 +21,7 @@ from octavo.engine.testing import FakeCodec, FakeRunner
 from octavo.errors import EngineClosed
 from octavo.policies.eviction import Lru
 from octavo.storage.base import Head, TierStats
+from octavo.storage.manager.mount import Mount
 from octavo.storage.manager.watching import Witness
 from octavo.storage.naming import Shelf, names_after, tenant_digest
 from octavo.storage.testing.contract import MemoryStore, SharedMemoryTier
@@ -41,6 +42,8 @@ from octavo.tests.engine.tier_rig import (
     stored,
     tiering,
 )
+
+PATIENCE = 20.0
 
 
 class Mirror:
@@ -132,6 +135,18 @@ class Watched(Operators):
         await super().on_step(step)
 
 
+async def is_told(mirror: Mirror, mount: Mount) -> bool:
+    return {name for _, name in await stored(mount.tier)} == set(mirror.place(mount.name))
+
+
+async def until_told(mirror: Mirror, mount: Mount) -> None:
+    """Of all that the tier has, and that what it dropped by itself to make room is gone. It may be surveying still."""
+    with anyio.move_on_after(PATIENCE):
+        while not await is_told(mirror, mount):  # noqa: ASYNC110  # tasks tell it
+            await anyio.sleep(0.005)
+    assert await is_told(mirror, mount)
+
+
 async def run_workload(seed: int, engine_of: EngineOf, read: Read, folder: Path, *, trouble: bool) -> None:
     random = Random(seed)  # noqa: S311  # nothing is secret here
     crowd = Watched(random, read, folder)
@@ -178,9 +193,7 @@ async def run_workload(seed: int, engine_of: EngineOf, read: Read, folder: Path,
             assert follower.device == cached(engine)
             if not trouble:
                 for mount in tiering(engine).manager._mounts:
-                    there = {name for _, name in await stored(mount.tier)}
-                    told = set(follower.place(mount.name))
-                    assert there == told, "also what it dropped by itself to make room"
+                    await until_told(follower, mount)
             tasks.cancel_scope.cancel()
         assert len(engine._life.parts.kv_events.log._batches) <= engine.config.kv_events_buffer
 
