@@ -90,13 +90,15 @@ class BlockPool:
             start, _ = free.take(1, after)
             self._references[start] = 1
             return self._ids[start : start + 1]
-        taken, missing = self._ids[:0], count
-        while missing > 0:
-            start, length = free.take(missing, after)
-            self._references[start : start + length] = self._ones[:length]
+        if not count:
+            return self._ids[:0]
+        start, length = free.take(count, after)
+        taken = self._ids[start : start + length]
+        self._references[start : start + length] = self._ones[:length]
+        while (missing := count - len(taken)) > 0:
+            start, length = free.take(missing)
             taken += self._ids[start : start + length]
-            missing -= length
-            after = -1
+            self._references[start : start + length] = self._ones[:length]
         return taken
 
     def retain(self, blocks: Iterable[int]) -> None:

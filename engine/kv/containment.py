@@ -61,6 +61,11 @@ class _Nobody(EvictionPolicy):
 class ContainedPolicy(EvictionPolicy):
     """Passes events on to ``policy``; ``on_fault(where, error)`` hears of each breach of its contract."""
 
+    name: str = ""
+    """Who chooses: the policy, or who stands in for it."""
+    wants_returns: bool = False
+    """As the policy."""
+
     def __init__(
         self,
         policy: EvictionPolicy,
@@ -101,18 +106,8 @@ class ContainedPolicy(EvictionPolicy):
         self._timed_at = SAMPLED if self._timeout < math.inf else math.inf
         """Number of the next event that is timed."""
         self._events, self._choices = _Record(), _Record()
-        self._own_name = self._name = str(policy.name)
-        self.wants_requests, self._wants_returns = bool(policy.wants_requests), bool(policy.wants_returns)
-
-    @property
-    def name(self) -> str:
-        """Who chooses: the policy, or who stands in for it."""
-        return self._name
-
-    @property
-    def wants_returns(self) -> bool:
-        """As the policy."""
-        return self._wants_returns
+        self._own_name = self.name = str(policy.name)
+        self.wants_requests, self.wants_returns = bool(policy.wants_requests), bool(policy.wants_returns)
 
     @property
     def discarded(self) -> str | None:
@@ -129,8 +124,8 @@ class ContainedPolicy(EvictionPolicy):
         is_choice = where == VICTIMS
         is_too_much = self._choices.failed(self._asked) if is_choice else self._events.failed(self._told)
         if is_too_much and not self.set_aside:
-            self.set_aside, self._heard, self._name = True, _Nobody(self.capacity), STAND_IN
-            self.wants_requests = self._wants_returns = False
+            self.set_aside, self._heard, self.name = True, _Nobody(self.capacity), STAND_IN
+            self.wants_requests = self.wants_returns = False
             told = f"{MOST_FAULTS} faults within {WINDOW} calls: {STAND_IN} decides until another policy is chosen"
             self.report(f"eviction policy {self._own_name} is set aside", told)
 
@@ -258,7 +253,13 @@ class ContainedPolicy(EvictionPolicy):
                 yield entry
         finally:  # whatever has become of it: nobody else would hear what closing it raises
             if (close := getattr(named, "close", None)) is not None:
-                self._timed(VICTIMS, close)
+                began = clock()
+                try:
+                    close()
+                except BaseException as error:  # noqa: BLE001  # as above
+                    self._failed(VICTIMS, error)
+                if (seconds := clock() - began) > self._timeout:
+                    self._was_slow(VICTIMS, seconds)
 
     def _tell(self, where: str, event: Callable[..., object], *args: object) -> object:
         """What comes of an event; ``None`` when it fails."""

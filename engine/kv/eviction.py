@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from ...policies.eviction.base import Tail
 from ...storage.naming import BlockName
@@ -80,11 +80,13 @@ class Evictor:
         if count <= 0:
             return 0
         track = cause or self._background
-        note = EvictionNote(self._clock(), self.policy.all_faults) if track.is_on else None
-        runs: Runs = []
         free, faults = self._pool.free_runs, self.policy.all_faults
+        note = EvictionNote(self._clock(), faults) if track.is_on else None
+        runs: Runs = []
         goal = free.count + count
-        for node, most in self._victims(count):
+
+        def goes(node: Node, most: int) -> bool:
+            """Evict of ``node`` what is wanted still, at most so many blocks; whether more is wanted then."""
             part = min(goal - free.count, most)
             if self._quotas is not None:
                 part = self._quotas.share_of(node.namespace.salt, part)
@@ -93,8 +95,9 @@ class Evictor:
             if self._watchers.requests:
                 runs.append(run_of(node, part))
             self._evict_tail(node, part, reason, track)
-            if free.count >= goal:
-                break
+            return free.count < goal
+
+        self._ask(count, goes)
         if runs:
             faulty = self.policy.set_aside or self.policy.all_faults > faults
             self._narrator.evicted(count, reason, runs, faulty=faulty)
@@ -134,9 +137,9 @@ class Evictor:
             self._watchers.dropped(run)
         self._pool.release(ids)
 
-    def _victims(self, count: int) -> Iterator[tuple[Node, int]]:
-        """Whom to evict, and at most how many blocks of it: the policy's choice while it keeps its contract; then the
-        lowest priority, the least recently used first.
+    def _ask(self, count: int, goes: Callable[[Node, int], bool]) -> None:
+        """Whom to evict, and at most how many blocks of it, until ``goes`` wants no more: the policy's choice while it
+        keeps its contract; then the lowest priority, the least recently used first.
         """
         candidates, policy = self._tree.candidates, self.policy
         faults = policy.all_faults
@@ -149,11 +152,12 @@ class Evictor:
                     policy.fault(VICTIMS, _wrong_with(named))
                     break
                 named_some = True
-                yield choice
+                if not goes(*choice):
+                    return
         if candidates and not named_some and policy.all_faults == faults and not policy.set_aside:
             policy.fault(VICTIMS, "named nothing")
-        while (node := policy.least_recently_used(candidates)) is not None:
-            yield node, len(node.ids)
+        while (node := policy.least_recently_used(candidates)) is not None and goes(node, len(node.ids)):
+            pass
 
     def _write(self, note: EvictionNote, track: Track, reason: str) -> None:
         if not note.blocks:

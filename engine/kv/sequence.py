@@ -125,7 +125,8 @@ def encode_tokens(ids: SequenceOf[int]) -> array[int]:
     :raises InvalidRequest: when something is not an integer of 32 bits.
     """
     try:
-        packed = struct.pack(f"{len(ids)}i", *ids)  # more than twice as fast as array("i", ids)
+        # twice as fast as array("i", ids); struct.pack(format, *ids) would copy the list once more, to put one in front
+        packed = struct.Struct(f"{len(ids)}i").pack(*ids)
     except struct.error as error:
         raise InvalidRequest(f"token ids must be integers of 32 bits: {error}") from error
     return array("i", packed)

@@ -1493,8 +1493,8 @@ POLICIES = (
     Mutant(
         "a policy that is set aside goes on hearing",
         CONTAINMENT,
-        "self.set_aside, self._heard, self._name = True, _Nobody(self.capacity), STAND_IN",
-        "self.set_aside, self._name = True, STAND_IN",
+        "self.set_aside, self._heard, self.name = True, _Nobody(self.capacity), STAND_IN",
+        "self.set_aside, self.name = True, STAND_IN",
         IN_CONTAINMENT,
     ),
     Mutant(
