@@ -1,5 +1,5 @@
-"""What the cache's bookkeeping costs, without any model: octavo beside vLLM's ``KVCacheManager``, where that is there,
-and beside the usual hash-chain manager (``yardstick.py``).
+"""What the cache's bookkeeping costs, without any model: octavo beside vLLM's ``KVCacheManager`` and SGLang's
+``RadixCache``, where those are there, and beside the usual hash-chain manager (``yardstick.py``).
 
     python examples/benchmarks/bookkeeping.py            # tables; a minute
     python examples/benchmarks/bookkeeping.py --quick    # short prompts and few repetitions

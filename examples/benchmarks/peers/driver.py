@@ -147,20 +147,29 @@ def warm_up() -> list[list[Turn]]:
 
 def serve(opener: Callable[[Opening], Engine]) -> None:
     """Answer requests until stdin ends."""
-    answers = _private_stdout()
     engine: Engine = _Closed()
+
+    def answer(line: str) -> Mapping[str, object]:
+        nonlocal engine
+        if '"open"' not in line:
+            return engine.run(_lanes(line))._asdict()
+        began = perf_counter()
+        engine = opener(_opening(line))
+        engine.run(warm_up())
+        return {"opened": perf_counter() - began}
+
+    answer_lines(answer)
+
+
+def answer_lines(answer: Callable[[str], Mapping[str, object]]) -> None:
+    """One line for each on stdin; what ``answer`` raises is its answer."""
+    answers = _private_stdout()
     for line in sys.stdin:
         try:
-            if '"open"' in line:
-                began = perf_counter()
-                engine = opener(_opening(line))
-                engine.run(warm_up())
-                answer: Mapping[str, object] = {"opened": perf_counter() - began}
-            else:
-                answer = engine.run(_lanes(line))._asdict()
+            found = answer(line)
         except Exception as error:  # noqa: BLE001  # whatever an engine raises is its answer
-            answer = {"error": f"{type(error).__name__}: {error}"[:500]}
-        print(json.dumps(answer), file=answers, flush=True)
+            found = {"error": f"{type(error).__name__}: {error}"[:500]}
+        print(json.dumps(found), file=answers, flush=True)
 
 
 class _Closed:

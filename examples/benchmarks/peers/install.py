@@ -1,4 +1,4 @@
-"""Install the engines that ``engines.py`` compares with, each in a virtual environment of its own.
+"""Install the engines that ``engines.py`` and ``bookkeeping.py`` compare with, each in an environment of its own.
 
     python examples/benchmarks/peers/install.py                          # all, into the folder that engines.py looks at
     python examples/benchmarks/peers/install.py --peers vllm,openvino    # these
@@ -7,7 +7,7 @@
 Run it with the interpreter of octavo's environment: the demo model's weights are converted from there. The packages
 come from the package index that pip is set up for, in the versions that ``catalogue.py`` names. llama.cpp is compiled
 for this processor, with the lowest priority, which takes some minutes and a C++ compiler. What cannot be had is skipped
-with a word. Everything together takes about 4 GB.
+with a word. Everything together takes about 6 GB.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from octavo.engine.model.loader import default_cache_dir
 from octavo.engine.model.sources import demo_model_path
 
 if TYPE_CHECKING:
-    from octavo.examples.benchmarks.peers.catalogue import Peer, default_folder, peers
+    from octavo.examples.benchmarks.peers.catalogue import Peer, default_folder, managers, peers
 else:
     sys.path.insert(0, str(Path(__file__).parent))  # this folder is no package
-    from catalogue import Peer, default_folder, peers
+    from catalogue import Peer, default_folder, managers, peers
 
 TO_BFLOAT16 = """
 import sys, llama_cpp
@@ -67,6 +67,8 @@ def _environment(peer: Peer, where: Path) -> None:
     pip = [str(where / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     for package in peer.packages:
         _call([*pip, "install", "--quiet", package], peer.building)
+    for package in peer.alone:
+        _call([*pip, "install", "--quiet", "--no-deps", package], peer.building)
     if peer.unwanted:
         _call([*pip, "uninstall", "--quiet", "--yes", *peer.unwanted], {})
 
@@ -104,10 +106,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--peers", help="names, with commas between them; default: all")
     parser.add_argument("--folder", type=Path, default=default_folder(), help="default: %(default)s")
     chosen = parser.parse_args(arguments)
-    names = chosen.peers.split(",") if chosen.peers else [peer.name for peer in peers()]
+    known = [*peers(), *managers()]
+    names = chosen.peers.split(",") if chosen.peers else [peer.name for peer in known]
     chosen.folder.mkdir(parents=True, exist_ok=True)
     skipped = []
-    for peer in peers():
+    for peer in known:
         if peer.name in names:
             print(f"{peer.name} ...", flush=True)
             try:

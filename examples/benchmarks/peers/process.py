@@ -73,21 +73,17 @@ class PeerProcess:
 
     def open(self, opening: Opening) -> None:
         """:raises PeerFailed: when the engine cannot be opened so."""
-        self._ask({"open": opening._asdict()}, Opened, TO_OPEN)
+        self.ask({"open": opening._asdict()}, Opened, TO_OPEN)
 
     def run(self, lanes: Lanes) -> Run:
         """:raises PeerFailed: when the engine cannot do it."""
-        return self._ask({"run": [[turn._asdict() for turn in lane] for lane in lanes]}, Run, TO_RUN)
+        return self.ask({"run": [[turn._asdict() for turn in lane] for lane in lanes]}, Run, TO_RUN)
 
-    def close(self) -> None:
-        """End the process and its children."""
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
-            if pipe is not None:
-                pipe.close()
+    def ask(self, question: Mapping[str, object], kind: type[T], seconds: float) -> T:
+        """Let it run until it has answered.
 
-    def _ask(self, question: Mapping[str, object], kind: type[T], seconds: float) -> T:
+        :raises PeerFailed: when its answer is an error, or does not come.
+        """
         if self._process.stdin is None or self._process.stdout is None:
             raise PeerFailed("has no pipes")
         self._signal(signal.SIGCONT)
@@ -104,6 +100,14 @@ class PeerProcess:
         if "error" in decoded:
             raise PeerFailed(msgspec.json.decode(answer, type=Failed).error)
         return msgspec.json.decode(answer, type=kind)
+
+    def close(self) -> None:
+        """End the process and its children."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            if pipe is not None:
+                pipe.close()
 
     def _line(self, pipe: IO[bytes], seconds: float) -> bytes:
         with selectors.DefaultSelector() as selector:
