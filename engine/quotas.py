@@ -104,6 +104,12 @@ class QuotaRules:
         """For what newcomers have to leave room, with all that it may grow to."""
         return [] if self.favoured is None else [s for s in admitted if s.group.job is self.favoured]
 
+    def same_tenant(self, sample: Sample, admitted: Sequence[Sample]) -> Sequence[Sample]:
+        """Those who share a quota with ``sample``: what others grow by within theirs is theirs, beyond it they give
+        way.
+        """
+        return [s for s in admitted if self._group(s) == self._group(sample)] if self._quotas is not None else admitted
+
     # who gives way
 
     def displaced_for(self, sample: Sample, headroom: int, running: Sequence[Sample]) -> list[Sample]:

@@ -8,7 +8,8 @@ preemption.
   others come after it, and where one takes all, the others go first in the next step. So a long prompt neither waits
   for ever nor holds up the short ones behind it.
 * Prefill chunks end at block borders (canonical boundaries), so K and V do not depend on who else was in the batch.
-* A prompt is admitted whole or not at all, in rank order, with room left for the growth of what runs.
+* A prompt is admitted whole or not at all, in rank order, with room left for all that it and what runs are expected to
+  grow by, until others end (see ``growth``).
 * A prompt whose prefix lies in a tier is admitted like any other and then sits in ``loading`` until that is on the
   device or cannot be had: in no step, and in nobody's way.
 * Whoever needs a block and gets none takes it from a sequence of lower rank, the one that is cheapest to recompute;
@@ -29,6 +30,7 @@ from ..telemetry import names
 from ..telemetry.record import Value
 from .config import EngineConfig
 from .giving_way import GivingWay
+from .growth import Growth
 from .kv import Admission, CacheManager
 from .kv.cache_manager import Copies
 from .plan import PlannedRow, StepPlan
@@ -66,6 +68,7 @@ class Scheduler:
         self._cache = cache
         self._ranks = Ranks(policy, on_fault, Prefixes(cache) if policy.wants_cached_prefix else None)
         self._rules = QuotaRules(cache, self._ranks, config.quota_wait)
+        self._growth = Growth(cache)
         self._giving = GivingWay(cache, self._ranks, self._rules, tiering, max_running=config.max_running)
         self._config = config
         self._tiering = tiering
@@ -109,6 +112,8 @@ class Scheduler:
             self._cache.abandon(sample.sequence)
         elif sample.phase is not Phase.DONE:
             self._leave(sample)
+            if sample.finish_reason is not None:
+                self._growth.ended(sample)
             if distrust:
                 self._tiering.distrusted(sample.sequence.namespace, self._cache.discard(sample.sequence))
             else:
@@ -326,14 +331,13 @@ class Scheduler:
         return admission
 
     def _headroom(self, sample: Sample) -> int:
-        """Blocks that an admission leaves over for the growth of those that run and come before it in rank."""
-        before = sum(
-            1 for other in (*self.running, *self.loading) if self._ranks.place(other) < self._ranks.place(sample)
-        )
-        favoured = self._rules.favoured_among((*self.running, *self.loading))
-        return (self._reserve + before if before else 0) + sum(map(self._growth, favoured))
+        """Blocks that an admission leaves over for those that run and stay, and for its own growth beside theirs."""
+        admitted = (*self.running, *self.loading)
+        stay = self._giving.staying(sample, admitted)
+        favoured = self._rules.favoured_among(admitted)
+        return (self._reserve + self._growth.peak(sample, stay) if stay else 0) + sum(map(self._most_growth, favoured))
 
-    def _growth(self, sample: Sample) -> int:
+    def _most_growth(self, sample: Sample) -> int:
         """Blocks that an admitted sample may still come to need, at most."""
         most = self._cache.blocks_for(len(sample.group.prompt_ids) + sample.group.max_tokens)
         return max(most - len(sample.sequence.table), 0)

@@ -61,6 +61,7 @@ def _config(opening: Opening) -> EngineConfig:
         enable_prefix_caching=opening.caching,
         max_batch_tokens=opening.batch_tokens,
         max_running=opening.max_running,
+        scheduling_policy="prefix_first",  # where the pool is short, what is cached is used before it goes
         tiers=("host",) if opening.tiers else (),
         host_bytes=HOST_BYTES if opening.tiers else None,
         dtype="bfloat16",
