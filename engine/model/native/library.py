@@ -61,7 +61,7 @@ class Kernels:
             for dtype, ending in DTYPES.items()
         }
         of_scores = {
-            "survey": [c_void_p, *[c_int64] * 3, *[c_void_p] * 3, c_int],
+            "survey": [c_void_p, *[c_int64] * 3, *[c_void_p] * 4, c_int],
             "draw": [c_void_p, *[c_int64] * 2, c_void_p, c_int64, *[c_void_p] * 3, c_int64, *[c_void_p] * 2, c_int],
         }
         for name, kinds in of_scores.items():
