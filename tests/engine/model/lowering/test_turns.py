@@ -28,12 +28,10 @@ class Asked(LlamaRotaryEmbedding):
 
 
 def module(rope: str) -> Asked:
-    made = Asked(
-        LlamaConfig(
-            hidden_size=96, num_attention_heads=2, max_position_embeddings=LIMIT, rope_parameters=dict(ROPES[rope])
-        )
+    positions = dict(ROPES[rope])
+    return Asked(
+        LlamaConfig(hidden_size=96, num_attention_heads=2, max_position_embeddings=LIMIT, rope_parameters=positions)
     )
-    return made
 
 
 @pytest.mark.parametrize("rope", ROPES)
