@@ -13,7 +13,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -152,7 +151,7 @@ class FakeRunner:
             if row.prompt_targets is not None and len(row.prompt_targets):
                 scores = self._prompt_logits(row, len(row.prompt_targets))
                 prompt_scores = self._sampler.prompt_scores(scores, row.prompt_targets, row.prompt_top)
-                output = replace(output, prompt_scores=prompt_scores)
+                output = output._replace(prompt_scores=prompt_scores)
             outputs.append(output)
         return outputs
 

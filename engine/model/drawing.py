@@ -74,7 +74,8 @@ def draw(scores: Tensor, peaks: Peaks, rows: Mapping[int, RowSampling], ops: Sco
     if whole:
         part = [rows[i] for i in whole]
         index = np.array(whole, dtype=np.int64)
-        ids, _ = ops.draw(scores, index, _bests(peaks, index), _temperatures(part), _uniforms(part))
+        bests: Float32Array = peaks.bests.cpu().numpy()
+        ids, _ = ops.draw(scores, index, bests[index], _temperatures(part), _uniforms(part))
         drawn |= zip(whole, _by_seed(ids.tolist(), part), strict=True)
     if filtered:
         part = [rows[i] for i in filtered]
@@ -85,11 +86,6 @@ def draw(scores: Tensor, peaks: Peaks, rows: Mapping[int, RowSampling], ops: Sco
 
 def _has_filter(row: RowSampling, vocab: int) -> bool:
     return 0 < row.params.top_k < vocab or row.params.top_p < 1.0 or row.params.min_p > 0.0
-
-
-def _bests(peaks: Peaks, index: IntArray) -> Float32Array:
-    bests: Float32Array = peaks.maxima.index_select(0, to_device(index, peaks.maxima)).amax(dim=-1).cpu().numpy()
-    return bests
 
 
 def _temperatures(rows: Sequence[RowSampling]) -> Float32Array:
@@ -120,14 +116,15 @@ def _filters(
     limits = [row.params.top_k if 0 < row.params.top_k < vocab else vocab for row in rows]
     open_ended = [i for i, row in enumerate(rows) if limits[i] == vocab and row.params.top_p < 1.0]
     mass = np.zeros(len(rows))
+    chosen, temperatures = np.array(index, dtype=np.int64), _temperatures(rows)
+    bests: Float32Array = peaks.bests.cpu().numpy()[chosen]
     if open_ended:
-        temperatures = _temperatures([rows[i] for i in open_ended])
-        asked = np.array([index[i] for i in open_ended], dtype=np.int64)
-        _, mass[open_ended] = ops.draw(scores, asked, _bests(peaks, asked), temperatures, np.empty((len(asked), 0)))
+        asked, each = chosen[open_ended], np.empty((len(open_ended), 0))
+        _, mass[open_ended] = ops.draw(scores, asked, bests[open_ended], temperatures[open_ended], each)
     return _Filters(
-        rows=np.array(index, dtype=np.int64),
-        best=_bests(peaks, np.array(index, dtype=np.int64)),
-        temperature=_temperatures(rows),
+        rows=chosen,
+        best=bests,
+        temperature=temperatures,
         top_k=np.array(limits, dtype=np.int64),
         top_p=np.array([row.params.top_p for row in rows], dtype=np.float64),
         min_p=np.array([row.params.min_p for row in rows], dtype=np.float64),

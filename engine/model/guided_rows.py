@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -50,7 +49,7 @@ def consult(rows: Sequence[RowSampling], vocab: int) -> Consulted:
             faults[i] = f"the output format cannot be followed: {describe(error)}"
         else:
             if rows[i].banned and not _without(masks[i], rows[i].banned).any():
-                eased[i] = replace(rows[i], banned=frozenset())
+                eased[i] = rows[i]._replace(banned=frozenset())
     return Consulted(eased, masks, faults, refusals)
 
 

@@ -40,13 +40,12 @@ class Peaks(NamedTuple):
     """Shape [R, B, BLOCK], padded with ``-inf``."""
     maxima: Tensor
     """Shape [R, B]; NaN where a block has one."""
+    bests: Tensor
+    """The greatest score of each row, shape [R]; NaN where a row has one."""
+    ids: Tensor
+    """Where it is, the lowest id where it is several times, shape [R], int64; anywhere where there is a NaN."""
     vocab: int
     """V, without the padding."""
-
-    def best(self, rows: Tensor) -> Tensor:
-        """The id of the greatest score of each row, the lowest where several are. Shape [S], int64."""
-        block = self.maxima.index_select(0, rows).argmax(dim=-1)
-        return block * BLOCK + self._inside(rows, block).argmax(dim=-1)
 
     def top(self, rows: Tensor, count: int) -> Tensor:
         """The ``count`` greatest scores of each row, 1 to V, best first. Shape [S, count]."""
@@ -76,7 +75,10 @@ class Peaks(NamedTuple):
 def find_peaks(scores: Tensor) -> Peaks:
     """Read all scores once. Shape [R, V]; they may share memory with the result."""
     blocks = in_blocks(scores)
-    return Peaks(blocks, blocks.amax(dim=-1), scores.shape[1])
+    maxima = blocks.amax(dim=-1)
+    bests, block = maxima.max(dim=-1)
+    inside = blocks[torch.arange(len(block), device=block.device), block].argmax(dim=-1)
+    return Peaks(blocks, maxima, bests, block * BLOCK + inside, scores.shape[1])
 
 
 def in_blocks(scores: Tensor) -> Tensor:

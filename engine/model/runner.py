@@ -42,8 +42,7 @@ class ModelInfo(NamedTuple):
     text. The same in every process. Blocks that outlive it are shared between models whose parts are all equal."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowSampling:
+class RowSampling(NamedTuple):
     """How to choose the next token(s) of a row from the logits of its last position."""
 
     params: SamplingParams
@@ -126,8 +125,7 @@ class PromptScore(NamedTuple):
     top: tuple[TokenScore, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RowOutput:
+class RowOutput(NamedTuple):
     """What came out for one row."""
 
     sampled: tuple[SampledToken, ...] = ()

@@ -104,8 +104,8 @@ def _spoilt(
     survey: Survey, peaks: Peaks, faults: Mapping[int, str], refusals: Mapping[int, str]
 ) -> dict[int, RowOutput]:
     """The rows that nothing can be drawn for, and why. Where the model is at fault nobody else is."""
-    alive: list[bool] = (peaks.maxima.amax(dim=-1) > -torch.inf).tolist()
-    found = {i: RowOutput(refusal=refusals.get(i, _NONE_LEFT)) for i, a in enumerate(alive) if not a or i in refusals}
+    dead = [i for i, best in enumerate(peaks.bests.tolist()) if not best > -torch.inf]
+    found = {i: RowOutput(refusal=refusals.get(i, _NONE_LEFT)) for i in (*dead, *refusals)}
     found |= {i: RowOutput(error=fault) for i, fault in faults.items()}
     return found | {i: RowOutput(error=_NOT_FINITE) for i, sound in enumerate(survey.sound) if not sound}
 
@@ -115,10 +115,9 @@ def _choose(
 ) -> list[list[int]]:
     """The chosen ids of each row, one per seed; none for spoilt rows and for beams."""
     live = [i for i, row in enumerate(rows) if row.seeds and i not in spoilt and row.beam_candidates == 0]
-    greedy = [i for i in live if rows[i].params.greedy]
     drawing = {i: rows[i] for i in live if not rows[i].params.greedy}
-    best: list[int] = peaks.best(to_index(greedy, scores)).tolist() if greedy else []
-    chosen = {i: [token] * len(rows[i].seeds) for i, token in zip(greedy, best, strict=True)}
+    best: list[int] = peaks.ids.tolist()
+    chosen = {i: [best[i]] * len(rows[i].seeds) for i in live if i not in drawing}
     if drawing:
         chosen |= draw(scores, peaks, drawing, ops)
     return [chosen.get(i, []) for i in range(len(rows))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import groupby
 from types import MappingProxyType
 from typing import NamedTuple
@@ -201,14 +200,11 @@ class TransformersRunner:
         return decoder.logits(tokens, kv, attention, self._to_device(positions)).float()
 
     def _choose(self, rows: Sequence[Row], logits: Tensor, wanted: _Wanted) -> tuple[RowOutput, ...]:
-        outputs = [RowOutput() for _ in rows]
-        sampling = [(i, row.sampling) for i, row in enumerate(rows) if row.sampling is not None]
-        if sampling:
-            drawn = self._sampler.sample(logits[: wanted.samples], [params for _, params in sampling])
-            for (i, _), output in zip(sampling, drawn, strict=True):
-                outputs[i] = output
+        sampling = [row.sampling for row in rows if row.sampling is not None]
+        drawn = iter(self._sampler.sample(logits[: wanted.samples], sampling))
+        outputs = [RowOutput() if row.sampling is None else next(drawn) for row in rows]
         for i, span in wanted.prompts:
-            outputs[i] = replace(outputs[i], prompt_scores=self._prompt_scores(rows[i], logits[span]))
+            outputs[i] = outputs[i]._replace(prompt_scores=self._prompt_scores(rows[i], logits[span]))
         return tuple(outputs)
 
     def _prompt_scores(self, row: Row, logits: Tensor) -> tuple[PromptScore, ...]:

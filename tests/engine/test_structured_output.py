@@ -339,7 +339,7 @@ async def test_a_model_that_ignores_the_guide_is_found_out(engine_of: EngineOf) 
 
     class Deaf(FakeRunner):
         def execute(self, step: StepInput) -> StepOutput:
-            samplings = [None if row.sampling is None else replace(row.sampling, guide=None) for row in step.rows]
+            samplings = [None if row.sampling is None else row.sampling._replace(guide=None) for row in step.rows]
             rows = [row._replace(sampling=own) for row, own in zip(step.rows, samplings, strict=True)]
             return super().execute(replace(step, rows=tuple(rows)))
 

@@ -81,7 +81,7 @@ class NativeDecoder:
         if plan is None:
             return self._program.logits(tokens, kv, attention, keep)
         x = functional.embedding(tokens.ids, self._program.embedding)
-        cos, sin = (table[0].contiguous() for table in self._program.rotary(x[None], tokens.positions[None]))
+        cos, sin = self._program.turns.at(tokens.positions)
         logits = torch.empty(len(keep), bound.vocabulary, dtype=torch.float32)
         arrays = (x, cos, sin, tokens.slots, keep, logits)
         step = _Step(*(array.data_ptr() for array in arrays), len(x), len(keep))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torch import Tensor, nn, ones_like, zeros_like
+from torch import Tensor, ones_like, zeros_like
 from torch.nn import functional
 
 from ..attention import AttentionOptions, StepAttention
@@ -14,6 +14,7 @@ from ..attention.kv_tensors import KVTensors
 from ..decoder import PackedTokens
 from .linear import Pack, Product
 from .ops import Ops
+from .turns import Turns
 
 
 class Norm(NamedTuple):
@@ -94,30 +95,28 @@ def _norm_heads(heads: Tensor, norm: Norm, ops: Ops) -> None:
 class Program:
     """A :class:`~octavo.engine.model.decoder.Decoder` of fused operations.
 
-    :param rotary: gives (cos, sin), each [1, T, D], for a tensor of the wanted dtype and positions [1, T]; the model's
-        own. It is asked once per step.
+    :param turns: what the model's own position encoding says.
     """
 
     def __init__(
-        self, embedding: Tensor, layers: Sequence[Layer], norm: Norm, head: Product, rotary: nn.Module, ops: Ops
+        self, embedding: Tensor, layers: Sequence[Layer], norm: Norm, head: Product, turns: Turns, ops: Ops
     ) -> None:
         self.embedding = embedding
         self.layers = tuple(layers)
         self.norm = norm
         self.head = head
-        self.rotary = rotary
+        self.turns = turns
         self._ops = ops
 
     def settled(self, pack: Pack | None) -> Program:
         """The same computation over weights that are stacked and laid out by ``pack``: copies of the
         model's own, which nothing here needs afterwards (except an embedding that is also the head)."""
         layers = [layer.settled(pack) for layer in self.layers]
-        return Program(self.embedding, layers, self.norm, self.head.settled(pack), self.rotary, self._ops)
+        return Program(self.embedding, layers, self.norm, self.head.settled(pack), self.turns, self._ops)
 
     def logits(self, tokens: PackedTokens, kv: KVTensors, attention: StepAttention, keep: Tensor) -> Tensor:
         x = functional.embedding(tokens.ids, self.embedding)
-        cos, sin = self.rotary(x[None], tokens.positions[None])
-        step = Pass(cos[0], sin[0], tokens.slots, attention)
+        step = Pass(*self.turns.at(tokens.positions), tokens.slots, attention)
         last = len(self.layers) - 1  # its K and V are for all tokens, what follows only for those that are kept
         for i, layer in enumerate(self.layers):
             x = layer.run(x, step, kv.keys(i), kv.values(i), keep if i == last else None, self._ops)

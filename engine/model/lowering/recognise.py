@@ -13,10 +13,12 @@ from transformers import PreTrainedModel
 from ..attention import AttentionOptions
 from ..attention.kv_tensors import LayerGeometry
 from ..decoder import Decoder
+from ..probe import usable_context
 from .anatomy import LayerParts, NotLowered, Parts, close, dissect, read_norm
 from .linear import DenseProduct
 from .ops import Ops
 from .program import Layer, Pass, Program
+from .turns import Turns
 from .witness import Bench, Testimony, lay_out, observe
 
 
@@ -39,7 +41,9 @@ def recognise(model: PreTrainedModel, decoder: Decoder, layers: Sequence[LayerGe
     fitted = [_fit(i, parts, seen, bench, layers[i], ops) for i in range(len(layers))]
     norm, head = read_norm(parts.norm, ops), DenseProduct.of((parts.head,))
     _require(close(head(ops.rms_norm(seen.entered[-1], *norm)), seen.logits), "head")
-    return Program(parts.embedding.weight.detach(), fitted, norm, head, parts.rotary, ops)
+    embedding = parts.embedding.weight.detach()
+    turns = Turns(parts.rotary, embedding, usable_context(model.config))
+    return Program(embedding, fitted, norm, head, turns, ops)
 
 
 def _fit(i: int, parts: Parts, seen: Testimony, bench: Bench, geometry: LayerGeometry, ops: Ops) -> Layer:

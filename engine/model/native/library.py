@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ class Kernels:
             for dtype, ending in DTYPES.items()
         }
         of_scores = {
-            "survey": [c_void_p, *[c_int64] * 3, *[c_void_p] * 3, c_int],
+            "survey": [c_void_p, *[c_int64] * 3, *[c_void_p] * 4, c_int],
             "draw": [c_void_p, *[c_int64] * 2, c_void_p, c_int64, *[c_void_p] * 3, c_int64, *[c_void_p] * 2, c_int],
         }
         for name, kinds in of_scores.items():
@@ -87,11 +88,12 @@ class NativePlan:
     def __init__(self, kernels: Kernels, rows: Sequence[Row], block_size: int, group: int, *, shares: bool) -> None:
         self._free = kernels.free
         table = np.concatenate([row.blocks for row in rows]).astype(np.int32, copy=False)
+        _require_rows(rows, block_size)
         numbers: Int32Array = np.array(
             [[row.start, row.length, row.context, len(row.blocks)] for row in rows], dtype=np.int32
         ).T.copy()
-        _require_rows(numbers, block_size)
-        starts, lengths, contexts, sizes = (_address(column) for column in numbers)
+        first, size = _address(numbers), numbers[0].nbytes
+        starts, lengths, contexts, sizes = range(first, first + 4 * size, size)
         self.handle: int | None = kernels.plan(
             len(rows),
             starts,
@@ -206,19 +208,16 @@ def _typed(library: ctypes.CDLL, name: str, kinds: Sequence[type]) -> ctypes._Na
     return function
 
 
-def _require_rows(numbers: Int32Array, block_size: int) -> None:
+def _require_rows(rows: Sequence[Row], block_size: int) -> None:
     """The kernels take rows at their word.
 
-    :param numbers: starts, lengths, contexts and sizes of the block tables, shape [4, rows].
     :raises ModelError: unless rows are packed one behind the other and their tables cover their contexts.
     """
-    starts, lengths, contexts, sizes = numbers
-    order = starts.argsort()
-    ends = lengths[order].cumsum()
-    packed = (lengths >= 1).all() and (starts[order] == ends - lengths[order]).all()
-    covered = (contexts >= lengths).all() and (contexts <= sizes.astype(np.int64) * block_size).all()
-    if not (packed and covered):
-        raise ModelError("rows of a step overlap, or a block table is shorter than its row")
+    end = 0
+    for row in sorted(rows, key=attrgetter("start")):
+        if row.start != end or not 1 <= row.length <= row.context <= len(row.blocks) * block_size:
+            raise ModelError("rows of a step overlap, or a block table is shorter than its row")
+        end += row.length
 
 
 def _address(array: npt.NDArray[np.int32]) -> int:

@@ -157,7 +157,7 @@ def test_draws_follow_the_rules_whatever_the_neighbours(asked: list[RowSampling]
 @settings(max_examples=60, deadline=None)
 @given(asked=sampling_rows(), seed=st.integers(0, 10**6))
 def test_greedy_takes_the_best_after_the_processors(asked: RowSampling, seed: int) -> None:
-    asked = replace(asked, params=replace(asked.params, temperature=0.0))
+    asked = asked._replace(params=replace(asked.params, temperature=0.0))
     logits = random_logits(seed)
     best = int(expected_scores(logits[0].double().numpy(), asked).argmax())
     assert tokens(Sampler().sample(logits, [asked])[0]) == [best] * len(asked.seeds)

@@ -1,5 +1,6 @@
 // What stands between the matrix products: norms, gates, position encoding.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -24,10 +25,9 @@ void norm_row(T* to, const T* from, const Norm<T>& norm, int64_t size) {
         squares += x * x;
     }
     float scale = 1.0f / std::sqrt(sum(squares) / size + norm.eps);
-    T rounded[LANES];
     for (int64_t i = 0; i < size; i += LANES) {
-        store(rounded, load_first(from + i, size - i) * scale);
-        store_first(to + i, load(rounded) * load_first(norm.weight + i, size - i), size - i);
+        Floats scaled = rounded<T>(load_first(from + i, size - i) * scale);
+        store_first(to + i, scaled * load_first(norm.weight + i, size - i), size - i);
     }
 }
 
@@ -36,19 +36,26 @@ void rms_norm(Team& team, T* to, const T* from, int64_t stride, const Norm<T>& n
     team.split(rows, [&](int64_t row) { norm_row(to + row * size, from + row * stride, norm, size); });
 }
 
-// silu(gate) * up for rows of [gate, up].
+// silu(gate) * up, the first `size` of a row.
+template <class T>
+void silu_mul(T* to, const T* gates, const T* ups, int64_t size) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        Floats gate = load_first(gates + i, size - i), up = load_first(ups + i, size - i);
+        gate = gate < splat(-87.0f) ? splat(-87.0f) : gate;  // from there down nothing is left
+        Floats opened = rounded<T>(gate / (exp2(gate * -LOG2E) + 1.0f));
+        store_first(to + i, opened * up, size - i);
+    }
+}
+
+// For rows of [gate, up].
 template <class T>
 void silu_mul(Team& team, T* to, const T* from, int64_t rows, int64_t size) {
-    int64_t pieces = (size + LANES - 1) / LANES;  // a single row, too, is shared
+    constexpr int64_t PIECE = 8 * LANES;  // a single row, too, is shared
+    int64_t pieces = (size + PIECE - 1) / PIECE;
     team.split(rows * pieces, [&](int64_t piece) {
-        int64_t row = piece / pieces, i = piece % pieces * LANES;
+        int64_t row = piece / pieces, i = piece % pieces * PIECE;
         const T* gates = from + row * 2 * size + i;
-        Floats gate = load_first(gates, size - i), up = load_first(gates + size, size - i);
-        gate = gate < splat(-87.0f) ? splat(-87.0f) : gate;  // from there down nothing is left
-        Floats power = gate * -LOG2E;
-        T rounded[LANES];
-        store(rounded, gate / (exp2(power) + 1.0f));
-        store_first(to + row * size + i, load(rounded) * up, size - i);
+        silu_mul(to + row * size + i, gates, gates + size, std::min(size - i, PIECE));
     });
 }
 
@@ -60,12 +67,9 @@ void rotate(T* head, const T* cos, const T* sin, int turned) {
         int count = half - i < LANES ? half - i : LANES;
         auto read = [&](const T* from) { return load_first(from, count); };
         Floats low = read(head + i), high = read(head + half + i);
-        T parts[4][LANES];  // products are rounded one by one, as Transformers' own are
-        store(parts[0], low * read(cos + i));
-        store(parts[1], -high * read(sin + i));
-        store(parts[2], high * read(cos + half + i));
-        store(parts[3], low * read(sin + half + i));
-        Floats first = load(parts[0]) + load(parts[1]), second = load(parts[2]) + load(parts[3]);
+        // products are rounded one by one, as Transformers' own are
+        Floats first = rounded<T>(low * read(cos + i)) + rounded<T>(-high * read(sin + i));
+        Floats second = rounded<T>(high * read(cos + half + i)) + rounded<T>(low * read(sin + half + i));
         store_first(head + i, first, count);
         store_first(head + half + i, second, count);
     }

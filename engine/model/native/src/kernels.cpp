@@ -123,9 +123,10 @@ int octavo_has_products_bfloat16() {
 
 // For scores there is float32 only.
 void octavo_survey_float32(const float* scores, int64_t stride, int64_t rows, int64_t size, float* maxima, float* bests,
-                          float* masses, int threads) {
-    Team::run(rows > 1 && rows * size > WORTH_A_TEAM ? threads : 1,
-              [&](Team& team) { survey(team, Scores{scores, stride, size}, rows, maxima, bests, masses); });
+                          int64_t* ids, float* masses, int threads) {
+    Team::run(rows > 1 && rows * size > WORTH_A_TEAM ? threads : 1, [&](Team& team) {
+        survey(team, Scores{scores, stride, size}, rows, Survey{maxima, bests, ids, masses});
+    });
 }
 
 int octavo_draw_float32(const float* scores, int64_t stride, int64_t size, const int64_t* rows, int64_t count,

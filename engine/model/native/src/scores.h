@@ -52,23 +52,32 @@ struct Weights {
     }
 };
 
-// maxima: [rows, peaks]. bests and masses: [rows], the greatest score and log(sum(exp(score - best))); null: not asked for.
-inline void survey(Team& team, const Scores& scores, int64_t rows, float* maxima, float* bests, float* masses) {
+// What is found in each row.
+struct Survey {
+    float* maxima;  // [rows, peaks]
+    float* bests;   // [rows]: the greatest score
+    int64_t* ids;   // [rows]: where it is first; anywhere where it is NaN
+    float* masses;  // [rows]: log(sum(exp(score - best))); null: not asked for
+};
+
+inline void survey(Team& team, const Scores& scores, int64_t rows, const Survey& to) {
     team.take(rows, [&](int64_t i) {
         const float* row = scores.row(i);
-        float* found = maxima + i * scores.peaks();
+        float* found = to.maxima + i * scores.peaks();
         float best = -INFINITY;
+        int64_t at = 0;
         for (int64_t p = 0; p < scores.peaks(); p++) {
             found[p] = greatest_of(row + p * PEAK, std::min<int64_t>(PEAK, scores.size - p * PEAK));
-            best = found[p] > best || found[p] != found[p] ? found[p] : best;
+            if (found[p] > best || found[p] != found[p]) best = found[p], at = p * PEAK;
         }
-        if (!bests) return;
+        to.bests[i] = best;
+        to.ids[i] = std::find(row + at, row + std::min(at + PEAK - 1, scores.size - 1), best) - row;
+        if (!to.masses) return;
         const Weights weights(best, 1.0f);
         double mass = 0;
         for (int64_t at = 0; at < scores.size; at += CHUNK)
             mass += weights.sum_of(row + at, std::min<int64_t>(CHUNK, scores.size - at));
-        bests[i] = best;
-        masses[i] = float(std::log(mass));
+        to.masses[i] = float(std::log(mass));
     });
 }
 

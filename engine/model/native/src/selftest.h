@@ -161,6 +161,7 @@ inline bool scores_agree() {
     const int size = 700, peaks = (size + PEAK - 1) / PEAK;
     auto row = filled<float>(size, 31, 0.25f);
     float best = -INFINITY, found_best, found_mass, maxima[peaks];
+    int64_t found_id;
     double total = 0, upto = 0, found_total;
     for (float score : row) best = std::max(best, score);
     for (float score : row) total += std::exp(double(score) - best);
@@ -171,12 +172,12 @@ inline bool scores_agree() {
     std::vector<double> sums(2 * (size / CHUNK + 2));
     Scores scores{row.data(), size, size};
     Team::run(2, [&](Team& team) {
-        survey(team, scores, 1, maxima, &found_best, &found_mass);
+        survey(team, scores, 1, Survey{maxima, &found_best, &found_id, &found_mass});
         draw(team, scores, Draws{rows, &best, &temperature, &number, 1, 1, &found_total, &id}, sums.data());
     });
     for (int i = 0; i < id; i++) upto += std::exp(double(row[i]) - best);
     double after = upto + std::exp(double(row[id]) - best);
-    return found_best == best && near(std::log(total), found_mass, 1e-5f) && near(total, found_total, 1e-4f * total) &&
+    return found_best == best && row[found_id] == best && near(std::log(total), found_mass, 1e-5f) && near(total, found_total, 1e-4f * total) &&
            upto <= (number + 1e-5) * total && after >= (number - 1e-5) * total;
 }
 

@@ -48,14 +48,29 @@ inline Floats load(const bfloat16* from) {
 }
 
 inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
-inline void store(bfloat16* to, Floats value) {
+// With what a bfloat16 has no room for in the low half, which is not 0.
+inline Words rounded_above(Floats value) {
     Words bits = reinterpret_cast<Words>(value);
-    Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even, as torch does
-    Words nan = (bits >> 16) | 0x40;
+    Words rounded = bits + 0x7fff + ((bits >> 16) & 1);  // to nearest, ties to even, as torch does
+    Words nan = bits | 0x400000;
     Ints is_nan = value != value;
-    Words chosen = reinterpret_cast<Words>(is_nan ? reinterpret_cast<Ints>(nan) : reinterpret_cast<Ints>(rounded));
-    Halves halves = __builtin_convertvector(chosen, Halves);
+    return reinterpret_cast<Words>(is_nan ? reinterpret_cast<Ints>(nan) : reinterpret_cast<Ints>(rounded));
+}
+inline void store(bfloat16* to, Floats value) {
+    Halves halves = __builtin_convertvector(rounded_above(value) >> 16, Halves);
     std::memcpy(to, &halves, sizeof halves);
+}
+
+// What is left of a value that was stored as T and loaded again.
+template <class T>
+Floats rounded(Floats value);
+template <>
+inline Floats rounded<float>(Floats value) {
+    return value;
+}
+template <>
+inline Floats rounded<bfloat16>(Floats value) {
+    return bits_to_floats(rounded_above(value) & 0xffff0000u);
 }
 
 template <class T>
