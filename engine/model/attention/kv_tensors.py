@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from ....errors import ModelError
 from ..runner import Int32Array, UInt8Array
 from .block_transfer import checked_payloads, make_transfer, require_room
+from .huge_pages import prefer_huge_pages
 
 
 class LayerGeometry(NamedTuple):
@@ -47,19 +49,16 @@ class KVTensors:
         self.block_size = block_size
         self.bytes_per_block = block_size * sum(g.kv_heads * (g.key_dim + g.value_dim) for g in layers) * dtype.itemsize
         self._require_memory(device, available)
-        fill = float("nan") if poison else 0.0
+        shapes = [(num_blocks, block_size, g.kv_heads, dim) for g in layers for dim in (g.key_dim, g.value_dim)]
         try:
-            self._keys = [
-                torch.full((num_blocks, block_size, g.kv_heads, g.key_dim), fill, dtype=dtype, device=device)
-                for g in layers
-            ]
-            self._values = [
-                torch.full((num_blocks, block_size, g.kv_heads, g.value_dim), fill, dtype=dtype, device=device)
-                for g in layers
-            ]
+            memory = torch.empty(sum(map(prod, shapes)), dtype=dtype, device=device)  # in one piece, for large pages
         except RuntimeError as error:  # torch raises it, or its OutOfMemoryError, when an allocation fails
             raise ModelError(f"allocating {self._need()} failed: {error}") from error
-        parts = [part for pair in zip(self._keys, self._values, strict=True) for part in pair]
+        prefer_huge_pages(memory)
+        memory.fill_(float("nan") if poison else 0.0)
+        pieces = memory.split([prod(shape) for shape in shapes])
+        parts = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        self._keys, self._values = parts[0::2], parts[1::2]
         self._transfer = make_transfer(parts, device)
 
     def keys(self, layer: int) -> Tensor:

@@ -10,7 +10,7 @@
 
 namespace octavo {
 
-constexpr int TILE = 32;  // queries (tokens times query heads of a KV head) of a unit
+constexpr int TILE = 64;  // queries (tokens times query heads of a KV head) of a unit
 constexpr int RUN = 64;   // keys that one pass of the softmax takes
 
 template <class T>
@@ -34,10 +34,10 @@ template <>
 struct KeyTile<float> {
     using Element = float;
     static int columns(int dim) { return dim; }
-    static void read(const float* const* rows, int dim, Words* to) {
+    static void read(const float* const* rows, int offset, int dim, Words* to) {
         for (int d = 0; d < dim; d += LANES) {
             Words lines[LANES];
-            for (int i = 0; i < LANES; i++) std::memcpy(&lines[i], rows[i] + d, sizeof(Words));
+            for (int i = 0; i < LANES; i++) std::memcpy(&lines[i], rows[i] + offset + d, sizeof(Words));
             transpose(lines, to + d);
         }
     }
@@ -66,16 +66,16 @@ template <>
 struct KeyTile<bfloat16> {
     using Element = BrainPair;
     static int columns(int dim) { return dim / 2; }
-    static void read(const bfloat16* const* rows, int dim, Words* to) {
+    static void read(const bfloat16* const* rows, int offset, int dim, Words* to) {
         int d = 0;
         for (; d + 2 * LANES <= dim; d += 2 * LANES) {
             Words lines[LANES];
-            for (int i = 0; i < LANES; i++) std::memcpy(&lines[i], rows[i] + d, sizeof(Words));
+            for (int i = 0; i < LANES; i++) std::memcpy(&lines[i], rows[i] + offset + d, sizeof(Words));
             transpose(lines, to + d / 2);
         }
         if (d == dim) return;
         Words lines[LANES] = {}, columns[LANES];  // sixteen dimensions are left
-        for (int i = 0; i < LANES; i++) std::memcpy(&lines[i], rows[i] + d, sizeof(Halves));
+        for (int i = 0; i < LANES; i++) std::memcpy(&lines[i], rows[i] + offset + d, sizeof(Halves));
         transpose(lines, columns);
         std::memcpy(to + d / 2, columns, LANES / 2 * sizeof(Words));
     }
@@ -109,10 +109,10 @@ template <>
 struct KeyTile<bfloat16> {
     using Element = float;
     static int columns(int dim) { return dim; }
-    static void read(const bfloat16* const* rows, int dim, Words* to) {
+    static void read(const bfloat16* const* rows, int offset, int dim, Words* to) {
         for (int d = 0; d < dim; d += LANES) {
             Words lines[LANES];
-            for (int i = 0; i < LANES; i++) lines[i] = reinterpret_cast<Words>(load(rows[i] + d));
+            for (int i = 0; i < LANES; i++) lines[i] = reinterpret_cast<Words>(load(rows[i] + offset + d));
             transpose(lines, to + d);
         }
     }
@@ -130,7 +130,17 @@ inline void copy_query(const bfloat16* from, int dim, float* to) {
 inline void copy_query(const bfloat16* from, int dim, BrainPair* to) { std::memcpy(to, from, dim * sizeof(bfloat16)); }
 #endif
 
-// What one thread works with: one unit of one KV head at a time. Made once a step.
+// Where a run of keys and their values lie, those of all heads side by side. Behind the last one stand zeros: nothing
+// else of the cache may be looked at.
+template <class T>
+struct Places {
+    const T* keys[RUN];
+    const T* values[RUN];
+    int count = 0;
+};
+
+// What one thread works with: one run of keys of one unit at a time. While it computes on one, it calls the next from
+// memory, a few lines with every round of its loops: memory and arithmetic would take turns otherwise. Made once a step.
 template <class T>
 class Worker {
     using Keys = KeyTile<T>;
@@ -138,189 +148,262 @@ class Worker {
     using Element = typename Keys::Element;
 
    public:
-    Worker(Plan& plan, int key_dim, int value_dim)
+    Worker(const Plan& plan, int kv_heads, int key_dim, int value_dim)
         : plan_(plan),
           columns_(Keys::columns(key_dim)),
-          queries_(size_t(TILE) * columns_),
+          width_(value_dim / LANES),
+          queries_(size_t(TILE) * kv_heads * columns_),
+          sums_(size_t(TILE) * kv_heads * width_),
+          bases_(size_t(TILE) * kv_heads),
+          totals_(size_t(TILE) * kv_heads),
           tile_(size_t(RUN / LANES) * columns_),
-          sums_(size_t(TILE) * value_dim / LANES),
-          zeros_(std::max(key_dim, value_dim)) {}
+          zeros_(size_t(kv_heads) * std::max(key_dim, value_dim)) {}
 
-    void run(const Layer<T>& layer, const Unit& unit, int kv_head) {
+    void begin(const Layer<T>& layer) {
         layer_ = layer;
-        int group = layer_.group();
-        count_ = unit.tokens * group;
-        for (int t = 0; t < unit.tokens; t++)
-            for (int g = 0; g < group; g++)
-                copy_query(layer_.query + plan_.tokens[unit.first_token + t] * layer_.query_stride +
-                               int64_t(kv_head * group + g) * layer_.key_dim,
-                           layer_.key_dim, queries_.data() + (t * group + g) * columns_);
-        std::fill(sums_.begin(), sums_.begin() + count_ * layer_.value_dim / LANES, Floats{});
-        for (int i = 0; i < count_; i++) peaks_[i] = -INFINITY, totals_[i] = 0;
-        for (int from = unit.from; from < unit.to; from += RUN)
-            score(unit, kv_head, from, std::min(RUN, unit.to - from));
-        finish(unit, kv_head);
+        now_.count = 0;
+    }
+
+    // `next`: what this thread does afterwards; may be null.
+    void run(const Unit& unit, const Unit* next, float* scratch) {
+        take(unit);
+        for (int from = unit.from; from < unit.to; from += RUN) {
+            if (!now_.count) find(now_, unit, from);
+            look_ahead(unit, from + RUN, next);
+            for (int i = 0; i < count_; i++) seen_[i] = std::min(ends_[i] - from, now_.count);
+            for (head_ = 0; head_ < layer_.kv_heads; head_++) score();
+            std::swap(now_, then_);
+        }
+        finish(unit, scratch);
     }
 
    private:
-    void score(const Unit& unit, int kv_head, int from, int count) {
-        find(unit, kv_head, from, count);
-        int vectors = (count + LANES - 1) / LANES;
-        for (int v = 0; v < vectors; v++)
-            Keys::read(keys_ + v * LANES, layer_.key_dim, tile_.data() + v * columns_);
-        int i = 0;
-        for (; i + 6 <= count_; i += 6) products<6>(i, vectors);
-        for (; i + 3 <= count_; i += 3) products<3>(i, vectors);
-        for (; i < count_; i++) products<1>(i, vectors);
+    static constexpr float RISE = 8;  // how far scores may exceed what they are relative to, as a power of two
+    static constexpr int LINE = 64;   // bytes
+
+    void take(const Unit& unit) {
         int group = layer_.group();
+        count_ = unit.tokens * group;
         for (int i = 0; i < count_; i++) {
-            int seen = plan_.positions[plan_.tokens[unit.first_token + i / group]] + 1 - from;
-            weigh(i, std::min(seen, count), vectors);
+            int token = plan_.tokens[unit.first_token + i / group];
+            ends_[i] = plan_.positions[token] + 1;
+            for (int head = 0; head < layer_.kv_heads; head++)
+                copy_query(layer_.query + token * layer_.query_stride + int64_t(head * group + i % group) * layer_.key_dim,
+                           layer_.key_dim, queries_.data() + (head * TILE + i) * columns_);
         }
-        add_values(count);
+        for (int head = 0; head < layer_.kv_heads; head++) {
+            int first = head * TILE;
+            std::fill_n(bases_.begin() + first, count_, -INFINITY);
+            std::fill_n(totals_.begin() + first, count_, Floats{});
+            std::fill_n(sums_.begin() + first * width_, count_ * width_, Floats{});
+        }
     }
 
-    // Where the keys and values lie. Behind the last one stand zeros: nothing else of the cache may be looked at.
-    void find(const Unit& unit, int kv_head, int from, int count) {
+    void find(Places<T>& places, const Unit& unit, int from) {
         int size = plan_.block_size;
-        for (int k = 0; k < count;) {
-            int offset = (from + k) % size, left = std::min(size - offset, count - k);
+        places.count = std::min(RUN, unit.to - from);
+        for (int k = 0; k < places.count;) {
+            int offset = (from + k) % size, left = std::min(size - offset, places.count - k);
             int64_t slot = int64_t(unit.blocks[(from + k) / size]) * size + offset;
             for (int end = k + left; k < end; k++, slot++) {
-                keys_[k] = layer_.keys + (slot * layer_.kv_heads + kv_head) * layer_.key_dim;
-                values_[k] = layer_.values + (slot * layer_.kv_heads + kv_head) * layer_.value_dim;
+                places.keys[k] = layer_.keys + slot * layer_.kv_heads * layer_.key_dim;
+                places.values[k] = layer_.values + slot * layer_.kv_heads * layer_.value_dim;
             }
         }
-        for (int k = count; k < RUN; k++) keys_[k] = values_[k] = zeros_.data();
+        for (int k = places.count; k < RUN; k++) places.keys[k] = places.values[k] = zeros_.data();
     }
 
+    void look_ahead(const Unit& unit, int from, const Unit* next) {
+        if (from < unit.to) find(then_, unit, from);
+        else if (next) find(then_, *next, next->from);
+        else then_.count = 0;
+        called_ = 0;
+        line_ = last_line_ = nullptr;
+        int lines = then_.count * layer_.kv_heads * (layer_.key_dim + layer_.value_dim) * sizeof(T) / LINE;
+        int rounds = (count_ + 2) / 3 * columns_ + (count_ + 3) / 4 * (RUN / Values::KEYS) * ((width_ + 3) / 4);
+        pace_ = lines / (rounds * layer_.kv_heads) + 1;
+    }
+
+    // The next few lines of the next run.
+    void call() {
+        for (int i = 0; i < pace_; i++, line_ += LINE) {
+            if (line_ >= last_line_) {
+                if (called_ == 2 * then_.count) return;
+                bool is_key = called_ < then_.count;
+                line_ = (const char*)(is_key ? then_.keys[called_] : then_.values[called_ - then_.count]);
+                last_line_ = line_ + layer_.kv_heads * (is_key ? layer_.key_dim : layer_.value_dim) * sizeof(T);
+                called_++;
+            }
+            __builtin_prefetch(line_, 0, 2);
+        }
+    }
+
+    // One head's part of a run.
+    void score() {
+        for (int v = 0; v * LANES < now_.count; v++)
+            Keys::read(now_.keys + v * LANES, head_ * layer_.key_dim, layer_.key_dim, tile_.data() + v * columns_);
+        int i = 0;
+        for (; i + 6 <= count_; i += 6) products<6, 2>(i);
+        for (; i + 3 <= count_; i += 3) products<3, 4>(i);
+        for (; i < count_; i++) products<1, 4>(i);
+        for (int i = 0; i < count_; i++) weigh(i);
+        add_values();
+    }
+
+    // What the queries from `first` to `first + N` see of the run, at most.
     template <int N>
-    void products(int first, int vectors) {
-        const Element* queries = queries_.data() + first * columns_;
-        for (int v = 0; v < vectors; v += 2) {
-            const Words* left = tile_.data() + v * columns_;
-            const Words* right = v + 1 < vectors ? left + columns_ : left;
-            Floats sums[N][2] = {};
-            for (int d = 0; d < columns_; d++)
-                for (int i = 0; i < N; i++) {
-                    sums[i][0] = Keys::multiply(sums[i][0], left[d], queries[i * columns_ + d]);
-                    sums[i][1] = Keys::multiply(sums[i][1], right[d], queries[i * columns_ + d]);
-                }
-            for (int i = 0; i < N; i++) {
-                scores_[first + i][v] = sums[i][0] * layer_.scale;
-                if (v + 1 < vectors) scores_[first + i][v + 1] = sums[i][1] * layer_.scale;
+    int most_seen(int first) const {
+        int most = 0;
+        for (int i = 0; i < N; i++) most = std::max(most, seen_[first + i]);
+        return most;
+    }
+
+    template <int N, int W>
+    void products(int first) {
+        const Element* queries = queries_.data() + (head_ * TILE + first) * columns_;
+        for (int v = 0, vectors = (most_seen<N>(first) + LANES - 1) / LANES; v < vectors; v += W) {
+            const Words* tile = tile_.data() + v * columns_;
+            Floats sums[N][W];  // an initialiser would be a call of memset, and go through memory
+            for (int i = 0; i < N; i++)
+                for (int w = 0; w < W; w++) sums[i][w] = Floats{};
+            for (int d = 0; d < columns_; d++) {
+                call();
+                for (int i = 0; i < N; i++)
+                    for (int w = 0; w < W; w++)
+                        sums[i][w] = Keys::multiply(sums[i][w], tile[w * columns_ + d], queries[i * columns_ + d]);
             }
+            for (int i = 0; i < N; i++)
+                for (int w = 0; w < W; w++) scores_[first + i][v + w] = sums[i][w] * layer_.scale;
         }
     }
 
-    // Scores become weights relative to the greatest so far; what was summed before is scaled down to it.
-    void weigh(int i, int seen, int vectors) {
+    // Scores become weights relative to a base. It rises only where scores exceed it by far: sums need not be scaled down
+    // with each greater score then.
+    void weigh(int i) {
         Floats* scores = scores_[i];
-        const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        Floats highest = splat(-INFINITY);
-        for (int v = 0; v < vectors; v++) {
-            if (seen < (v + 1) * LANES) scores[v] = lanes < seen - v * LANES ? scores[v] : splat(-INFINITY);
-            highest = max(highest, scores[v]);
+        int vectors = std::max(seen_[i] + LANES - 1, 0) / LANES;
+        if (seen_[i] < vectors * LANES) {
+            const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+            Floats& last = scores[vectors - 1];
+            last = lanes < seen_[i] - (vectors - 1) * LANES ? last : splat(-INFINITY);
         }
-        float peak = std::max(peaks_[i], greatest(highest));
-        float base = peak == -INFINITY ? 0.0f : peak;  // nothing seen yet: weights are 0, or NaN where a score is
-        Floats total = {};
+        Floats highest = splat(-INFINITY);
+        for (int v = 0; v < vectors; v++) highest = max(highest, scores[v]);
+        int at = head_ * TILE + i;
+        if (exceeds(highest, bases_[at] + RISE)) raise(at, greatest(highest));
+        float base = bases_[at] == -INFINITY ? 0.0f : bases_[at];  // nothing seen yet: weights are 0, or NaN where a score is
+        Floats total = totals_[at];
         for (int v = 0; v < vectors; v++) {
             scores[v] = exp2(scores[v] - base);
             total += scores[v];
         }
+        totals_[at] = total;
         for (int v = vectors; v < RUN / LANES; v++) scores[v] = Floats{};
-        if (peak > peaks_[i]) {
-            float shrink = std::exp2(peaks_[i] - peak);
-            totals_[i] *= shrink;
-            Floats* sums = sums_.data() + i * layer_.value_dim / LANES;
-            for (int d = 0; d < layer_.value_dim / LANES; d++) sums[d] *= shrink;
-            peaks_[i] = peak;
-        }
-        totals_[i] += sum(total);
         Values::round(scores, weights_[i]);
     }
 
-    void add_values(int count) {
+    void raise(int at, float base) {
+        if (bases_[at] > -INFINITY) {
+            float shrink = std::exp2(bases_[at] - base);
+            totals_[at] *= shrink;
+            for (int d = 0; d < width_; d++) sums_[at * width_ + d] *= shrink;
+        }
+        bases_[at] = base;
+    }
+
+    void add_values() {
         for (int d = 0; d < layer_.value_dim; d += 4 * LANES) {
             int vectors = std::min(4, (layer_.value_dim - d) / LANES);
-            if (vectors == 4) add_columns<4>(d, count);
-            else for (int v = 0; v < vectors; v++) add_columns<1>(d + v * LANES, count);
+            if (vectors == 4) add_columns<4>(d);
+            else for (int v = 0; v < vectors; v++) add_columns<1>(d + v * LANES);
         }
     }
 
     template <int N>
-    void add_columns(int d, int count) {
-        int lines = (count + Values::KEYS - 1) / Values::KEYS, i = 0;
+    void add_columns(int d) {
+        int lines = lines_of(now_.count), i = 0;
         for (int k = 0; k < lines; k++)
             for (int v = 0; v < N; v++)
-                Values::read(values_ + k * Values::KEYS, d + v * LANES, &lines_[k * N + v]);
-        for (; i + 4 <= count_; i += 4) add_some<4, N>(i, d, lines);
-        for (; i + 3 <= count_; i += 3) add_some<3, N>(i, d, lines);
-        for (; i < count_; i++) add_some<1, N>(i, d, lines);
+                Values::read(now_.values + k * Values::KEYS, head_ * layer_.value_dim + d + v * LANES, &lines_[k * N + v]);
+        for (; i + 4 <= count_; i += 4) add_some<4, N>(i, d);
+        for (; i + 3 <= count_; i += 3) add_some<3, N>(i, d);
+        for (; i < count_; i++) add_some<1, N>(i, d);
     }
 
+    static int lines_of(int keys) { return (keys + Values::KEYS - 1) / Values::KEYS; }
+
     template <int M, int N>
-    void add_some(int first, int d, int lines) {
+    void add_some(int first, int d) {
         Floats sums[M][N];
-        int width = layer_.value_dim / LANES;
-        Floats* to = sums_.data() + first * width + d / LANES;
+        Floats* to = sums_.data() + (head_ * TILE + first) * width_ + d / LANES;
         for (int i = 0; i < M; i++)
-            for (int v = 0; v < N; v++) sums[i][v] = to[i * width + v];
-        for (int k = 0; k < lines; k++)
+            for (int v = 0; v < N; v++) sums[i][v] = to[i * width_ + v];
+        for (int k = 0, lines = lines_of(most_seen<M>(first)); k < lines; k++) {
+            call();
             for (int v = 0; v < N; v++)
                 for (int i = 0; i < M; i++)
                     sums[i][v] = Values::multiply(sums[i][v], lines_[k * N + v], weights_[first + i][k]);
-        for (int i = 0; i < M; i++)
-            for (int v = 0; v < N; v++) to[i * width + v] = sums[i][v];
-    }
-
-    void finish(const Unit& unit, int kv_head) {
-        int group = layer_.group(), width = layer_.value_dim / LANES;
-        for (int i = 0; i < count_; i++) {
-            int token = plan_.tokens[unit.first_token + i / group], head = kv_head * group + i % group;
-            const Floats* sums = sums_.data() + i * width;
-            if (unit.partial < 0) {
-                T* to = layer_.output + (int64_t(token) * layer_.heads + head) * layer_.value_dim;
-                for (int d = 0; d < width; d++) store(to + d * LANES, sums[d] * (1 / totals_[i]));
-            } else {
-                float* to = plan_.scratch.data() + (int64_t(unit.partial + i / group) * layer_.heads + head) * (layer_.value_dim + LANES);
-                for (int d = 0; d < width; d++) store(to + d * LANES, sums[d]);
-                to[layer_.value_dim] = peaks_[i];
-                to[layer_.value_dim + 1] = totals_[i];
-            }
         }
+        for (int i = 0; i < M; i++)
+            for (int v = 0; v < N; v++) to[i * width_ + v] = sums[i][v];
     }
 
-    Plan& plan_;
+    void finish(const Unit& unit, float* scratch) {
+        int group = layer_.group();
+        for (int i = 0; i < count_; i++)
+            for (int kv_head = 0; kv_head < layer_.kv_heads; kv_head++) {
+                int at = kv_head * TILE + i, head = kv_head * group + i % group;
+                const Floats* sums = sums_.data() + at * width_;
+                float total = sum(totals_[at]);
+                if (unit.partial < 0) {
+                    int token = plan_.tokens[unit.first_token + i / group];
+                    T* to = layer_.output + (int64_t(token) * layer_.heads + head) * layer_.value_dim;
+                    for (int d = 0; d < width_; d++) store(to + d * LANES, sums[d] * (1 / total));
+                } else {
+                    float* to = scratch + (int64_t(unit.partial + i / group) * layer_.heads + head) * (layer_.value_dim + LANES);
+                    for (int d = 0; d < width_; d++) store(to + d * LANES, sums[d]);
+                    to[layer_.value_dim] = bases_[at];
+                    to[layer_.value_dim + 1] = total;
+                }
+            }
+    }
+
+    const Plan& plan_;
     Layer<T> layer_ = {};
-    int columns_, count_ = 0;
-    std::vector<Element> queries_;
-    std::vector<Words> tile_;
+    int columns_, width_, count_ = 0, head_ = 0;
+    std::vector<Element> queries_;  // this and the next three: [kv_heads, TILE, ...]
     std::vector<Floats> sums_;
+    std::vector<float> bases_;
+    std::vector<Floats> totals_;
+    std::vector<Words> tile_;
     std::vector<T> zeros_;
-    const T* keys_[RUN];
-    const T* values_[RUN];
+    Places<T> now_, then_;
+    int called_ = 0, pace_ = 1;  // rows of `then_` that were called
+    const char* line_ = nullptr;
+    const char* last_line_ = nullptr;
     Words lines_[RUN * 4];
     Floats scores_[TILE][RUN / LANES];
     typename Values::Weight weights_[TILE][RUN / Values::KEYS];
-    float peaks_[TILE], totals_[TILE];
+    int ends_[TILE], seen_[TILE];
 };
 
+// Partial results of one token and head, weighed by their sums relative to the greatest base.
 template <class T>
-void merge(const Plan& plan, const Layer<T>& layer, int token, int head) {
-    int stride = layer.value_dim + LANES;
+void merge(Plan& plan, const Layer<T>& layer, int token, int head) {
+    int size = layer.value_dim, stride = size + LANES;
     auto part = [&](int32_t index) { return plan.scratch.data() + (int64_t(index) * layer.heads + head) * stride; };
     float peak = -INFINITY, total = 0;
-    for (int32_t index : plan.parts[token]) peak = std::max(peak, part(index)[layer.value_dim]);
-    for (int32_t index : plan.parts[token])
-        total += part(index)[layer.value_dim + 1] * std::exp2(part(index)[layer.value_dim] - peak);
-    T* to = layer.output + (int64_t(token) * layer.heads + head) * layer.value_dim;
-    for (int d = 0; d < layer.value_dim; d += LANES) {
+    for (int32_t index : plan.parts[token]) peak = std::max(peak, part(index)[size]);
+    for (int32_t index : plan.parts[token]) {
+        float& weight = part(index)[size];
+        weight = std::exp2(weight - peak);
+        total += part(index)[size + 1] * weight;
+    }
+    T* to = layer.output + (int64_t(token) * layer.heads + head) * size;
+    for (int d = 0; d < size; d += LANES) {
         Floats sum = {};
-        for (int32_t index : plan.parts[token])
-            sum += load(part(index) + d) * (std::exp2(part(index)[layer.value_dim] - peak) / total);
-        store(to + d, sum);
+        for (int32_t index : plan.parts[token]) sum += load(part(index) + d) * part(index)[size];
+        store(to + d, sum * (1 / total));
     }
 }
 
@@ -332,8 +415,9 @@ inline void prepare(Plan& plan, int heads, int value_dim) {
 // Called by all threads of a team.
 template <class T>
 void attend(Team& team, Plan& plan, const Layer<T>& layer, Worker<T>& worker) {
-    team.take(plan.units.size(), [&](int64_t unit) {  // all heads by one thread: they lie side by side
-        for (int head = 0; head < layer.kv_heads; head++) worker.run(layer, plan.units[unit], head);
+    worker.begin(layer);
+    team.take_ahead(plan.units.size(), [&](int64_t unit, int64_t next) {  // all heads by one thread: they lie side by side
+        worker.run(plan.units[unit], next < 0 ? nullptr : &plan.units[next], plan.scratch.data());
     });
     if (!plan.partials) return;
     team.split(plan.positions.size(), [&](int64_t token) {

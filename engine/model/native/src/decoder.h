@@ -91,7 +91,7 @@ void run(Team& team, const Decoder<T>& decoder, const DecoderLayer<T>& layer, co
 template <class T>
 void run(const Decoder<T>& decoder, const Step<T>& step, Plan& plan, int threads) {
     Workspace<T> space(decoder, step);  // nothing is allocated among threads: an exception could not leave them
-    std::vector<Worker<T>> workers(threads, Worker<T>(plan, decoder.dim, decoder.dim));
+    std::vector<Worker<T>> workers(threads, Worker<T>(plan, decoder.kv_heads, decoder.dim, decoder.dim));
     prepare(plan, decoder.heads, decoder.dim);
     Team::run(threads, [&](Team& team) {
         Worker<T>& worker = workers[team.index()];

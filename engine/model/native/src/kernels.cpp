@@ -88,7 +88,7 @@ int octavo_has_products_bfloat16() {
         return guarded([&] {                                                                                            \
             Layer<T> layer{query, stride,   keys,    values,    output,                                                 \
                            heads, kv_heads, key_dim, value_dim, scale * LOG2E};                                         \
-            std::vector<Worker<T>> workers(threads, Worker<T>(*plan, key_dim, value_dim));                              \
+            std::vector<Worker<T>> workers(threads, Worker<T>(*plan, kv_heads, key_dim, value_dim));                              \
             prepare(*plan, heads, value_dim);                                                                           \
             Team::run(threads, [&](Team& team) { attend(team, *plan, layer, workers[team.index()]); });                 \
         });                                                                                                             \

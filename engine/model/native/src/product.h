@@ -74,7 +74,9 @@ void multiply(const T* x, int64_t stride, const Weight<T>& weight, int64_t panel
     using Element = typename Inputs<T>::Element;
     const int64_t steps = weight.steps();
     const Words* lines = weight.panels + panel * steps * PANEL;
-    Floats sums[R][PANEL] = {};
+    Floats sums[R][PANEL];  // an initialiser would be a call of memset, and go through memory
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < PANEL; v++) sums[r][v] = Floats{};
     for (int64_t k = 0; k < steps; k++, lines += PANEL, ahead += PANEL) {
         for (int v = 0; v < PANEL; v++) __builtin_prefetch(ahead + v, 0, 2);
         for (int r = 0; r < R; r++) {

@@ -45,7 +45,7 @@ bool attention_agrees(float tolerance) {
     Layer<T> layer{query.data(), heads * dim, keys.data(), values.data(), output.data(),
                    heads,        kv_heads,    dim,         dim,           0.2f * LOG2E};
     prepare(plan, heads, dim);
-    std::vector<Worker<T>> workers(2, Worker<T>(plan, dim, dim));
+    std::vector<Worker<T>> workers(2, Worker<T>(plan, kv_heads, dim, dim));
     Team::run(2, [&](Team& team) { attend(team, plan, layer, workers[team.index()]); });
     for (const Row& row : plan.rows)
         for (int t = row.start; t < row.start + row.length; t++)
@@ -219,7 +219,7 @@ bool decoder_agrees() {
     run(decoder, Step<T>{x.data(), cos.data(), sin.data(), slots, keep, logits.data(), tokens, 2}, plan, 2);
     x = start;
     prepare(plan, heads, dim);
-    Worker<T> worker(plan, dim, dim);
+    Worker<T> worker(plan, kv_heads, dim, dim);
     Team::run(1, [&](Team& team) {
         std::vector<T> normed(tokens * hidden), packed(tokens * width), seen(tokens * hidden), gates(tokens * 2 * inner), gated(tokens * inner);
         for (const DecoderLayer<T>& layer : made) {

@@ -62,11 +62,24 @@ class Team {
     // work(i) for all i below count, to whoever is free; ends when all are done.
     template <class Work>
     void take(int64_t count, Work work) {
+        take_ahead(count, [&](int64_t i, int64_t) { work(i); });
+    }
+
+    // The same with work(i, next). `next` is what this thread gets afterwards; -1 where that is not known yet, as the last
+    // ones are left to whoever comes first.
+    template <class Work>
+    void take_ahead(int64_t count, Work work) {
         if (size_ == 1) {
-            for (int64_t i = 0; i < count; i++) work(i);
+            for (int64_t i = 0; i < count; i++) work(i, i + 1 < count ? i + 1 : -1);
             return;
         }
-        for (int64_t i; (i = meeting_.next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
+        auto claim = [&] { return meeting_.next.fetch_add(1, std::memory_order_relaxed); };
+        for (int64_t i = claim(), next; i < count; i = next < 0 ? claim() : next) {
+            next = meeting_.next.load(std::memory_order_relaxed);
+            if (next + size_ >= count || !meeting_.next.compare_exchange_strong(next, next + 1, std::memory_order_relaxed))
+                next = -1;  // near the end, or somebody was faster
+            work(i, next);
+        }
         meet();
     }
 

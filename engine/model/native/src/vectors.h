@@ -91,6 +91,7 @@ inline Floats load_first(const T* from, int count) {
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
 #if defined(__AVX512F__)
+inline bool exceeds(Floats v, float most) { return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(most), _CMP_GT_OQ); }
 inline bool has_nan(Floats v) { return _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q); }
 inline float sum(Floats v) { return _mm512_reduce_add_ps((__m512)v); }
 inline float greatest(Floats v) { return _mm512_reduce_max_ps((__m512)v); }
@@ -99,6 +100,12 @@ inline bool has_nan(Floats v) {
     Ints broken = v != v;
     int any = 0;
     for (int i = 0; i < LANES; i++) any |= broken[i];
+    return any;
+}
+inline bool exceeds(Floats v, float most) {
+    Ints greater = v > splat(most);
+    int any = 0;
+    for (int i = 0; i < LANES; i++) any |= greater[i];
     return any;
 }
 inline float sum(Floats v) {
@@ -117,23 +124,32 @@ inline float greatest(Floats v) {
 }
 #endif
 
-// 2^x for x <= 126; exact 0 from -126 down; NaN stays NaN. A polynomial on [-1/2, 1/2] (minimax, relative error below 2e-7) times a power of two.
-inline Floats exp2(Floats x) {
-    Ints tiny = x < splat(-126.0f);
-    x = tiny ? splat(-126.0f) : x;
-    Floats shifted = x + splat(12582912.0f);  // 1.5 * 2^23: the rounded integer falls into the low bits
-    Ints whole = reinterpret_cast<Ints>(shifted) - 0x4b400000;
-    Floats part = x - (shifted - splat(12582912.0f));
+// 2^x on [-1/2, 1/2]: a minimax polynomial, relative error below 2e-7.
+inline Floats exp2_near_zero(Floats x) {
     Floats result = splat(1.535336188319500e-4f);
-    result = result * part + 1.339887440266574e-3f;
-    result = result * part + 9.618437357674640e-3f;
-    result = result * part + 5.550332471162809e-2f;
-    result = result * part + 2.402264791363012e-1f;
-    result = result * part + 6.931472028550421e-1f;
-    result = result * part + 1.0f;
-    result = reinterpret_cast<Floats>(reinterpret_cast<Ints>(result) + (whole << 23));
-    result = x == x ? result : x;
-    return tiny ? splat(0.0f) : result;
+    result = result * x + 1.339887440266574e-3f;
+    result = result * x + 9.618437357674640e-3f;
+    result = result * x + 5.550332471162809e-2f;
+    result = result * x + 2.402264791363012e-1f;
+    result = result * x + 6.931472028550421e-1f;
+    return result * x + 1.0f;
+}
+
+// 2^x for x <= 126; exact 0 below -126; NaN stays NaN.
+inline Floats exp2(Floats x) {
+#if defined(__AVX512F__)
+    __m512 whole = _mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __mmask16 is_there = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    return (Floats)_mm512_maskz_scalef_ps(is_there, (__m512)exp2_near_zero(x - (Floats)whole), whole);
+#else
+    Ints is_tiny = x < splat(-126.0f);
+    Floats bounded = is_tiny ? splat(-126.0f) : x;
+    Floats shifted = bounded + splat(12582912.0f);  // 1.5 * 2^23: the rounded integer falls into the low bits
+    Ints whole = reinterpret_cast<Ints>(shifted) - 0x4b400000;
+    Floats power = exp2_near_zero(bounded - (shifted - splat(12582912.0f)));
+    power = reinterpret_cast<Floats>(reinterpret_cast<Ints>(power) + (whole << 23));
+    return is_tiny ? splat(0.0f) : x == x ? power : x;
+#endif
 }
 
 // Sixteen rows of sixteen 32-bit words become columns: to[c] holds word c of every row.

@@ -257,6 +257,32 @@ def test_a_peak_that_comes_late_or_early(kernels: WatchedKernels, first: float) 
     torch.testing.assert_close(out[0], winner)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("slope", [0.01, 0.1, 1.0])
+def test_scores_that_climb_by_a_little_with_every_key(
+    kernels: WatchedKernels, slope: float, dtype: torch.dtype
+) -> None:
+    """By less and by more from run to run than sums are allowed to exceed what they are relative to."""
+    case = lay_out([Branch(0, 0.0, 700, 1)], Shape(kv_heads=1, dtype=dtype), most=700)
+    (row,) = case.rows
+    case.query.zero_()
+    case.query[..., 0] = 1.0
+    climb = torch.arange(700, dtype=dtype) * slope
+    case.keys.flatten(0, 1)[slots_of(row, 16)] = climb[:, None, None].expand(700, 1, 64)
+    assert_right(kernels, case._replace(scaling=1.0))
+
+
+def test_more_threads_than_processors(kernels: WatchedKernels) -> None:
+    """Who is sent to sleep in the middle finds others far ahead."""
+    case = lay_out([Branch(0, 0.0, 40, 1) for _ in range(24)], Shape(kv_heads=1, group=1))
+    expected = by_definition(case)
+    with threads(6):
+        step = NativeBackend(kernels, shares=True).plan(case.rows, 16)
+        for _ in range(300):
+            out = step.attend(case.query, case.keys, case.values, AttentionOptions(case.scaling))
+            torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=3e-5)
+
+
 def test_a_window_as_long_as_the_longest_row_is_none(kernels: WatchedKernels) -> None:
     case = lay_out([Branch(0, 0.0, 70, 1), Branch(0, 1.0, 20, 5)], Shape())
     longest = max(row.context for row in case.rows)
