@@ -46,14 +46,15 @@ class GivingWay:
             return by_quota
         lesser = self._lesser(sample, running)
         at_best = self._cache.available + sum(len(other.sequence.table) for other in lesser)
-        return self._last(lesser) if at_best >= self._cache.blocks_for(len(sample.sequence.tokens)) else []
+        wanted = self._cache.blocks_for(len(sample.sequence.tokens)) + headroom
+        return self._last(lesser) if at_best >= wanted else []
 
     def staying(self, sample: Sample, admitted: Sequence[Sample]) -> list[Sample]:
         """Those for whose growth an admission of ``sample`` leaves room: not its own siblings, for beams wait for each
         other, nor those that are given up for it.
         """
         others = [other for other in self._rules.same_tenant(sample, admitted) if other.group is not sample.group]
-        lesser = self._lesser(sample, others)
+        lesser = set(self._lesser(sample, others))
         return [other for other in others if other not in lesser] if lesser else others
 
     def in_a_stand_off(self, running: Sequence[Sample]) -> Sample:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import ceil
+from typing import TypeAlias
 
 from .kv import CacheManager
 from .sequence import Sample
@@ -12,6 +13,9 @@ HORIZON = 256
 """Tokens of an answer that are looked ahead, at most: of a request without a bound nothing is known beyond."""
 MEMORY = 32
 """Answers after which one more counts for so much less."""
+_End: TypeAlias = tuple[int, int, int, int]
+"""Of a sample the tokens to come, the blocks that its end gives back, the continuations it has or will have, and the
+copies of a block begun by the prompt that these will need, all but one of them."""
 
 
 class Growth:
@@ -26,6 +30,7 @@ class Growth:
         self._cache = cache
         self._share = 1.0
         self._ended = 0
+        self._ends: dict[Sample, _End] = {}
 
     def ended(self, sample: Sample) -> None:
         """``sample`` came to its own end."""
@@ -38,24 +43,32 @@ class Growth:
         """Tokens that each continuation of ``sample`` is likely to get."""
         return ceil(self._share * min(max(sample.group.max_tokens - len(sample.token_ids), 0), HORIZON))
 
+    def changed(self) -> None:
+        """Somebody got blocks or gave them back, or a new plan is made."""
+        self._ends.clear()
+
     def peak(self, newcomer: Sample, admitted: Sequence[Sample]) -> int:
         """Blocks that ``newcomer`` and the ``admitted`` need beyond those they hold, or it begins with, at the worst
         time: when one of them ends, whoever goes on has grown by as much as it has, and the blocks of those that ended
         before, which nobody shares, are free.
         """
-        ends = sorted(self._ends([newcomer, *admitted]), reverse=True)
-        freed = sum(blocks for _, blocks, _ in ends)
+        ends = [self._ends.get(sample) or self._end(sample) for sample in (newcomer, *admitted)]
+        ends.sort(reverse=True)
         lines = peak = 0
-        for tokens, blocks, together in ends:
+        beside = -sum(blocks for _, blocks, _, _ in ends)
+        for tokens, blocks, together, copies in ends:
             lines += together
-            freed -= blocks
-            peak = max(peak, lines * self._cache.blocks_for(tokens) - freed)
+            beside += blocks + copies
+            peak = max(peak, lines * self._cache.blocks_for(tokens) + beside)
         return peak
 
-    def _ends(self, samples: Iterable[Sample]) -> Iterable[tuple[int, int, int]]:
-        """Of each sample the tokens to come, the blocks that its end gives back, and the continuations it has or will
-        have.
-        """
-        for sample in samples:
-            blocks = self._cache.exclusive_blocks(sample.sequence) if sample.is_admitted else 0
-            yield self.expected(sample), blocks, 1 if sample.group.is_started else sample.group.params.samples
+    def _end(self, sample: Sample) -> _End:
+        """Found once until somebody comes or goes, for those that are admitted."""
+        tokens, group = self.expected(sample), sample.group
+        together = 1 if group.is_started else group.params.samples
+        is_cut = tokens > 0 and len(sample.sequence.tokens) % self._cache.block_size > 0
+        copies = together - 1 if is_cut else 0
+        if not sample.is_admitted:
+            return tokens, 0, together, copies
+        end = self._ends[sample] = tokens, self._cache.exclusive_blocks(sample.sequence), together, copies
+        return end

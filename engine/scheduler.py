@@ -171,6 +171,7 @@ class Scheduler:
     def _plan_once(self) -> None:
         self._plan = StepPlan(self.token_limit)
         self._rules.begin((*self.running, *self.loading, *self.waiting), self._now)
+        self._growth.changed()
         self.waiting_reasons.clear()
         self._plan_decodes()
         decodes = len(self._plan)
@@ -232,6 +233,7 @@ class Scheduler:
                     continue
                 break
             self._rules.let_in(sample)
+            self._growth.changed()
             self.waiting.remove(sample)
             if stored := self._worth_loading(sample):
                 self._load(sample, admission, stored)
@@ -346,7 +348,7 @@ class Scheduler:
         """Whether others may be let in before ``sample``, which found no room: not if slots are short, for all need
         one, and not if it would be within its rights.
         """
-        return self.has_slots(slots_for(sample)) and self._rules.found_no_room(sample, self._headroom(sample))
+        return self.has_slots(slots_for(sample)) and self._rules.found_no_room(sample, self._headroom)
 
     def _displace(self, victims: list[Sample]) -> bool:
         """Preempt those who give way; whether there was anybody."""
@@ -432,6 +434,7 @@ class Scheduler:
         together = [other for other in group.samples if other.is_admitted] if group.beam is not None else [sample]
         self._note_preemption(together)
         self._rules.changed()
+        self._growth.changed()
         for member in together:
             self._cache.copied(self._plan.drop(member))
             self._leave(member)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo import AsyncEngine, SamplingParams
+from octavo import AsyncEngine, RequestOutput, SamplingParams
+from octavo.engine.generation import Generation
 from octavo.engine.growth import HORIZON, MEMORY, Growth
 from octavo.engine.kv import CacheManager, Namespace, Sequence
 from octavo.engine.model.runner import StepInput
@@ -22,6 +24,7 @@ from octavo.policies.eviction.lru import Lru
 from octavo.policies.scheduling.base import Job
 
 EngineOf = Callable[..., AbstractAsyncContextManager[AsyncEngine]]
+Read = Callable[[Generation], Awaitable[list[RequestOutput]]]
 B = 4
 PLACE = Namespace("test")
 PREFIX_FIRST = "octavo.policies.scheduling.prefix_first:PrefixFirst"
@@ -109,6 +112,21 @@ def test_all_continuations_of_a_prompt_grow() -> None:
     assert alone == 5
     assert rig.growth.peak(rig.sample(8, 20, admitted=False, n=3), []) == 3 * alone
     assert rig.growth.peak(rig.sample(8, 20, used=4, admitted=False, n=3), []) == 4  # they are there, this is one
+    # each but the last to go on copies what the prompt has begun of a block
+    assert rig.growth.peak(rig.sample(7, 20, admitted=False, n=3), []) == 3 * alone + 2
+    assert rig.growth.peak(rig.sample(7, 0, admitted=False, n=3), []) == 0
+
+
+def test_what_others_give_back_is_looked_up_anew_when_somebody_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    exclusive = Mock(wraps=rig.cache.exclusive_blocks)
+    monkeypatch.setattr(rig.cache, "exclusive_blocks", exclusive)
+    newcomer, first = rig.sample(4, 40, admitted=False), rig.sample(40, 2, same=True)
+    assert [rig.growth.peak(newcomer, [first]) for _ in range(3)] == [2] * 3
+    assert exclusive.call_count == 1
+    follower = rig.sample(40, 2, same=True)
+    rig.growth.changed()
+    assert rig.growth.peak(newcomer, [first, follower]) == 10
 
 
 def test_answers_that_stop_early_leave_room_for_more() -> None:
@@ -128,8 +146,11 @@ def test_answers_that_stop_early_leave_room_for_more() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("policy", [PREFIX_FIRST, "octavo.policies.scheduling.fcfs:Fcfs"])
+@pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("seed", range(3))
-async def test_nobody_is_preempted_when_lengths_are_as_expected(engine_of: EngineOf, policy: str, seed: int) -> None:
+async def test_nobody_is_preempted_when_lengths_are_as_expected(
+    engine_of: EngineOf, policy: str, n: int, seed: int
+) -> None:
     """Whatever the order is; and several run side by side all the same."""
     random = Random(seed)  # noqa: S311  # not for secrets
     together: list[int] = []
@@ -137,12 +158,12 @@ async def test_nobody_is_preempted_when_lengths_are_as_expected(engine_of: Engin
     def note(step: StepInput) -> None:
         together.append(len(step.rows))
 
-    config = {"num_blocks": 40, "admission_reserve": 0.0, "scheduling_policy": policy}
+    config = {"num_blocks": 40 * n, "admission_reserve": 0.0, "scheduling_policy": policy}
     async with engine_of(runner=FakeRunner(before_step=note), **config) as engine:
         asked = [
             ([random.randrange(60) for _ in range(random.randint(2, 30))], random.randint(2, 40)) for _ in range(24)
         ]
-        params = [SamplingParams(max_tokens=most, temperature=0.0) for _, most in asked]
+        params = [SamplingParams(max_tokens=most, n=n, temperature=1.0, seed=seed) for _, most in asked]
         await asyncio.gather(*(engine.complete(ids, p) for (ids, _), p in zip(asked, params, strict=True)))
         assert engine.stats().preemptions == 0
     assert sum(together) > 3 * len(together)
@@ -175,6 +196,29 @@ async def test_no_room_is_left_for_the_growth_of_those_who_are_given_up(engine_o
         await engine.complete([1] * 12, low, request_id="low")
         await asyncio.gather(*sent)
         assert {"low", "high"} in together
+        assert engine.stats().preemptions == 0
+
+
+@pytest.mark.asyncio
+async def test_nobody_is_given_up_for_one_that_finds_no_room_then(engine_of: EngineOf, read: Read) -> None:
+    """There is none beside the growth of one that stays: who would be displaced runs on until that one ends."""
+    sent: list[asyncio.Future[list[RequestOutput]]] = []
+
+    async def send(name: str, tokens: int, most: int, priority: int) -> None:
+        params = SamplingParams(max_tokens=most, temperature=0.0)
+        generation = await engine.generate([len(sent)] * tokens, params, request_id=name, priority=priority).start()
+        sent.append(asyncio.ensure_future(read(generation)))
+
+    async def on_step(step: int) -> None:
+        if step == 2:
+            await send("low", 4, 8, 0)
+        if step == 4:
+            await send("late", 24, 8, 1)
+
+    async with engine_of(num_blocks=20, admission_reserve=0.0, scheduling_policy=PRIORITY, on_step=on_step) as engine:
+        high = SamplingParams(max_tokens=60, temperature=0.0)
+        await engine.complete([9] * 4, high, request_id="high", priority=1)
+        await asyncio.gather(*sent)
         assert engine.stats().preemptions == 0
 
 

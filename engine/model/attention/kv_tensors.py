@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -56,8 +56,7 @@ class KVTensors:
             raise ModelError(f"allocating {self._need()} failed: {error}") from error
         prefer_huge_pages(memory)
         memory.fill_(float("nan") if poison else 0.0)
-        pieces = memory.split([prod(shape) for shape in shapes])
-        parts = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        parts = list(_parts(memory, shapes))
         self._keys, self._values = parts[0::2], parts[1::2]
         self._transfer = make_transfer(parts, device)
 
@@ -152,3 +151,12 @@ def _cgroup_memory(folder: Path) -> int | None:
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:.2f} GiB"
+
+
+def _parts(memory: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
+    """Tensors side by side in ``memory``; views would be watched by autograd."""
+    offset = 0
+    for shape in shapes:
+        strides = torch.empty(shape, device="meta").stride()
+        yield memory.new_empty(0).set_(memory.untyped_storage(), offset, shape, strides)
+        offset += prod(shape)
