@@ -108,8 +108,7 @@ class EngineConfig:
     """Longest time in seconds that the oldest request of a tenant, for which there is no room within its share, is
     overtaken by those of tenants within theirs. Then nobody is let in before it."""
     admission_reserve: float = 0.01
-    """Share of the pool that an admission beside others leaves free, over what they and it are expected to grow by.
-    More of it keeps more prefixes cached, and lets fewer requests run side by side."""
+    """Share of the pool that an admission must leave free for the growth of what already runs."""
     prefix_wait: float = 5.0
     """Longest time in seconds that a request waits for another one that is computing the same prefix."""
 

@@ -49,14 +49,6 @@ class GivingWay:
         wanted = self._cache.blocks_for(len(sample.sequence.tokens)) + headroom
         return self._last(lesser) if at_best >= wanted else []
 
-    def staying(self, sample: Sample, admitted: Sequence[Sample]) -> list[Sample]:
-        """Those for whose growth an admission of ``sample`` leaves room: not its own siblings, for beams wait for each
-        other, nor those that are given up for it.
-        """
-        others = [other for other in self._rules.same_tenant(sample, admitted) if other.group is not sample.group]
-        lesser = set(self._lesser(sample, others))
-        return [other for other in others if other not in lesser] if lesser else others
-
     def in_a_stand_off(self, running: Sequence[Sample]) -> Sample:
         """Everybody holds blocks that another one needs: the last in rank gives way, if need be of those who hold more
         than is theirs.

@@ -80,9 +80,9 @@ class QuotaRules:
         """Whether ``sample`` may be let in, even if one before it found no room in this plan."""
         return not self._blocked or self._is_entitled(sample, headroom(sample))
 
-    def found_no_room(self, sample: Sample, headroom: Callable[[Sample], int]) -> bool:
+    def found_no_room(self, sample: Sample, headroom: int) -> bool:
         """Note that there is no room for ``sample``; whether those after it may be looked at all the same."""
-        if self._quotas is None or sample.group.job is self.favoured or self._is_entitled(sample, headroom(sample)):
+        if self._quotas is None or sample.group.job is self.favoured or self._is_entitled(sample, headroom):
             return False
         self._blocked.append(sample.group.job)
         return True
@@ -103,15 +103,6 @@ class QuotaRules:
     def favoured_among(self, admitted: Iterable[Sample]) -> list[Sample]:
         """For what newcomers have to leave room, with all that it may grow to."""
         return [] if self.favoured is None else [s for s in admitted if s.group.job is self.favoured]
-
-    def same_tenant(self, sample: Sample, admitted: Sequence[Sample]) -> Sequence[Sample]:
-        """Those who share a quota with ``sample``: what others grow by within theirs is theirs, beyond it they give
-        way.
-        """
-        if self._quotas is None:
-            return admitted
-        own = self._group(sample)
-        return [s for s in admitted if self._group(s) == own]
 
     # who gives way
 

@@ -8,8 +8,7 @@ preemption.
   others come after it, and where one takes all, the others go first in the next step. So a long prompt neither waits
   for ever nor holds up the short ones behind it.
 * Prefill chunks end at block borders (canonical boundaries), so K and V do not depend on who else was in the batch.
-* A prompt is admitted whole or not at all, in rank order, with room left for all that it and what runs are expected to
-  grow by, until others end (see ``growth``).
+* A prompt is admitted whole or not at all, in rank order, with room left for the growth of what runs.
 * A prompt whose prefix lies in a tier is admitted like any other and then sits in ``loading`` until that is on the
   device or cannot be had: in no step, and in nobody's way.
 * Whoever needs a block and gets none takes it from a sequence of lower rank, the one that is cheapest to recompute;
@@ -30,7 +29,6 @@ from ..telemetry import names
 from ..telemetry.record import Value
 from .config import EngineConfig
 from .giving_way import GivingWay
-from .growth import Growth
 from .kv import Admission, CacheManager
 from .kv.cache_manager import Copies
 from .plan import PlannedRow, StepPlan
@@ -68,7 +66,6 @@ class Scheduler:
         self._cache = cache
         self._ranks = Ranks(policy, on_fault, Prefixes(cache) if policy.wants_cached_prefix else None)
         self._rules = QuotaRules(cache, self._ranks, config.quota_wait)
-        self._growth = Growth(cache)
         self._giving = GivingWay(cache, self._ranks, self._rules, tiering, max_running=config.max_running)
         self._config = config
         self._tiering = tiering
@@ -112,8 +109,6 @@ class Scheduler:
             self._cache.abandon(sample.sequence)
         elif sample.phase is not Phase.DONE:
             self._leave(sample)
-            if sample.finish_reason is not None:
-                self._growth.ended(sample)
             if distrust:
                 self._tiering.distrusted(sample.sequence.namespace, self._cache.discard(sample.sequence))
             else:
@@ -171,7 +166,6 @@ class Scheduler:
     def _plan_once(self) -> None:
         self._plan = StepPlan(self.token_limit)
         self._rules.begin((*self.running, *self.loading, *self.waiting), self._now)
-        self._growth.changed()
         self.waiting_reasons.clear()
         self._plan_decodes()
         decodes = len(self._plan)
@@ -233,7 +227,6 @@ class Scheduler:
                     continue
                 break
             self._rules.let_in(sample)
-            self._growth.changed()
             self.waiting.remove(sample)
             if stored := self._worth_loading(sample):
                 self._load(sample, admission, stored)
@@ -333,13 +326,14 @@ class Scheduler:
         return admission
 
     def _headroom(self, sample: Sample) -> int:
-        """Blocks that an admission leaves over for those that run and stay, and for its own growth beside theirs."""
-        admitted = (*self.running, *self.loading)
-        stay = self._giving.staying(sample, admitted)
-        favoured = self._rules.favoured_among(admitted)
-        return (self._reserve + self._growth.peak(sample, stay) if stay else 0) + sum(map(self._most_growth, favoured))
+        """Blocks that an admission leaves over for the growth of those that run and come before it in rank."""
+        before = sum(
+            1 for other in (*self.running, *self.loading) if self._ranks.place(other) < self._ranks.place(sample)
+        )
+        favoured = self._rules.favoured_among((*self.running, *self.loading))
+        return (self._reserve + before if before else 0) + sum(map(self._growth, favoured))
 
-    def _most_growth(self, sample: Sample) -> int:
+    def _growth(self, sample: Sample) -> int:
         """Blocks that an admitted sample may still come to need, at most."""
         most = self._cache.blocks_for(len(sample.group.prompt_ids) + sample.group.max_tokens)
         return max(most - len(sample.sequence.table), 0)
@@ -348,7 +342,7 @@ class Scheduler:
         """Whether others may be let in before ``sample``, which found no room: not if slots are short, for all need
         one, and not if it would be within its rights.
         """
-        return self.has_slots(slots_for(sample)) and self._rules.found_no_room(sample, self._headroom)
+        return self.has_slots(slots_for(sample)) and self._rules.found_no_room(sample, self._headroom(sample))
 
     def _displace(self, victims: list[Sample]) -> bool:
         """Preempt those who give way; whether there was anybody."""
@@ -434,7 +428,6 @@ class Scheduler:
         together = [other for other in group.samples if other.is_admitted] if group.beam is not None else [sample]
         self._note_preemption(together)
         self._rules.changed()
-        self._growth.changed()
         for member in together:
             self._cache.copied(self._plan.drop(member))
             self._leave(member)

@@ -211,9 +211,9 @@ async def test_what_was_borrowed_comes_back_at_once(
     answers: dict[str, Answer] = {}
 
     async def on_step(step: int) -> None:
-        if step == 9:
+        if step == 12:
             answers["b"] = await send(engine, "b", [50] * 20, greedy(12), "b")
-        if step == 10:
+        if step == 13:
             seen.append(running(engine))
 
     async with engine_of(

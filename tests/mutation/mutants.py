@@ -390,8 +390,8 @@ KNOWN_FAULTS = (
     Mutant(
         "33 the memory is not one tensor of blocks",
         TENSORS,
-        "torch.full((num_blocks, block_size, g.kv_heads, g.key_dim)",
-        "torch.full((block_size, num_blocks, g.kv_heads, g.key_dim)",
+        "shapes = [(num_blocks, block_size, g.kv_heads, dim)",
+        "shapes = [(block_size, num_blocks, g.kv_heads, dim)",
         IN_TENSORS,
         "a layer's blocks lie in one tensor; here it is cut along another axis than the ids say",
     ),
