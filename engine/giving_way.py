@@ -46,8 +46,7 @@ class GivingWay:
             return by_quota
         lesser = self._lesser(sample, running)
         at_best = self._cache.available + sum(len(other.sequence.table) for other in lesser)
-        wanted = self._cache.blocks_for(len(sample.sequence.tokens)) + headroom
-        return self._last(lesser) if at_best >= wanted else []
+        return self._last(lesser) if at_best >= self._cache.blocks_for(len(sample.sequence.tokens)) else []
 
     def in_a_stand_off(self, running: Sequence[Sample]) -> Sample:
         """Everybody holds blocks that another one needs: the last in rank gives way, if need be of those who hold more
