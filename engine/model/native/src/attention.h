@@ -166,7 +166,7 @@ class Worker {
 
     // `next`: what this thread does afterwards; may be null.
     void run(const Unit& unit, const Unit* next, float* scratch) {
-        take(unit);
+        start(unit);
         for (int from = unit.from; from < unit.to; from += RUN) {
             if (!now_.count) find(now_, unit, from);
             look_ahead(unit, from + RUN, next);
@@ -181,7 +181,7 @@ class Worker {
     static constexpr float RISE = 8;  // how far scores may exceed what they are relative to, as a power of two
     static constexpr int LINE = 64;   // bytes
 
-    void take(const Unit& unit) {
+    void start(const Unit& unit) {
         int group = layer_.group();
         count_ = unit.tokens * group;
         for (int i = 0; i < count_; i++) {
