@@ -3,14 +3,16 @@
     python examples/benchmarks/peers/install.py                            # once: their environments
     python examples/benchmarks/engines.py                                  # all engines, W1 to W8, three rounds
     python examples/benchmarks/engines.py --peers octavo,vllm --workloads W1,W4 --rounds 5
+    python examples/benchmarks/engines.py --dtype float32                  # where bfloat16 is slow
     python examples/benchmarks/engines.py --quick                          # small and rough: does everything run?
     python examples/benchmarks/engines.py --json FILE --plot FILE
 
-SmolLM2-135M-Instruct in bfloat16, cache included, greedy (several samples of one prompt at temperature 1), fixed
-lengths, prompts as token ids. Each engine is a process of its own, and all others stand still while it is measured.
-In every round each workload goes around all engines, each round begins with another one, and each brings token ids that
-no engine has seen. A cell is the median of the rounds and their range: generated tokens per second from the first
-request to the last token; in W6 seconds to the first token.
+SmolLM2-135M-Instruct in bfloat16 or float32, cache included (llama.cpp: weights in bfloat16 and cache in float16 either
+way), greedy (several samples of one prompt at temperature 1), fixed lengths, prompts as token ids. Each engine is a
+process of its own, and all others stand still while it is measured. In every round each workload goes around all
+engines, each round begins with another one, and each brings token ids that no engine has seen. A cell is the median of
+the rounds and their range: generated tokens per second from the first request to the last token; in W6 seconds to the
+first token.
 
 Everyone has a cache for the same number of tokens, with prefix caching where the engine has any; in W2 without. Engines
 are opened anew for W2 and for W8. *agree*: how often the first token of an answer is that of octavo (bfloat16 rounds).
@@ -55,6 +57,7 @@ ROUNDS, QUICK_ROUNDS = 3, 1
 QUICK_BY = 8
 """How much smaller everything is with ``--quick``."""
 THREADS = 2
+DTYPES = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Plan:
     rounds: int
     folder: Path
     model: Path
+    dtype: str
     threads: int
 
     @property
@@ -79,6 +83,7 @@ class Plan:
         model = self.folder / peer.prepared if peer.prepared else self.model
         return Opening(
             str(model),
+            self.dtype,
             setting.pool_tokens,
             setting.caching,
             setting.tiers,
@@ -161,7 +166,7 @@ def report(plan: Plan, findings: Findings) -> Report:
         [sheet for sheet in (table(plan.tasks, findings), ratios(findings)) if sheet.rows],
         numbers,
         targets(plan.tasks, findings),
-        [*findings.notes, *engines],
+        [plan.dtype, *findings.notes, *engines],
     )
 
 
@@ -171,6 +176,7 @@ def plan_of(arguments: Sequence[str] | None) -> tuple[Plan, Path | None, Path | 
     parser.add_argument("--peers", help="names, with commas between them; default: all")
     parser.add_argument("--workloads", help="the same, such as W1,W4")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--folder", type=Path, default=default_folder(), help="of install.py; default: %(default)s")
     parser.add_argument("--model", type=Path, help="a folder of safetensors, for engines that read those")
@@ -182,6 +188,7 @@ def plan_of(arguments: Sequence[str] | None) -> tuple[Plan, Path | None, Path | 
         rounds=chosen.rounds or (QUICK_ROUNDS if chosen.quick else ROUNDS),
         folder=chosen.folder,
         model=chosen.model or demo_weights(),
+        dtype=chosen.dtype,
         threads=chosen.threads,
     )
     return plan, chosen.json, chosen.plot
@@ -205,7 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
     found.show()
     found.save(json)
     if plot is not None and findings.runs:
-        picture(findings, f"bfloat16, {plan.threads} threads", plot)
+        picture(findings, f"{plan.dtype}, {plan.threads} threads", plot)
     return 0
 
 

@@ -179,7 +179,7 @@ def test_quick_run_of_octavo(
     output = capsys.readouterr().out
     found = json.loads(saved.read_text())
     assert set(found["numbers"]) == {"W1", "W6 cold", "W6 cached", "W7", "W8 tiers"}, output
-    assert found["notes"] == []
+    assert found["notes"] == ["bfloat16"]
     assert picture.stat().st_size > 1000
     assert "not measured" in output  # there is no peer to compare with
 

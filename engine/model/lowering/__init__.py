@@ -68,7 +68,7 @@ def lower(
 
 def _pack(model: PreTrainedModel, kernels: Kernels | None) -> Pack | None:
     """The best layout of weights that there is; ``None``: the one they have."""
-    if kernels is None or model.dtype not in kernels.has_products:
+    if kernels is None or not kernels.has_products:
         return PackedProduct if can_pack(model.device, model.dtype) else None
 
     def pack(weight: Tensor, bias: Tensor | None) -> Product:

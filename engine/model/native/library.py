@@ -26,7 +26,7 @@ LANES = 16
 MAX_GROUP = 32
 """Most query heads for one KV head."""
 _LONG = frozenset({"attend", "lay_out", "product", "decoder"})
-_MAY_FAIL = ("attend", "decoder", "draw")
+_MAY_FAIL = ("attend", "decoder", "draw", "product")
 """They return 1 when there is no memory."""
 
 
@@ -69,10 +69,10 @@ class Kernels:
             self._functions[name, torch.float32] = _typed(free, f"octavo_{name}_float32", kinds)
         self.is_threaded = bool(held.octavo_is_threaded())
         """False where the compiler knew no OpenMP: one thread does everything."""
-        self.has_products = frozenset(
-            dtype for dtype, ending in DTYPES.items() if getattr(held, f"octavo_has_products_{ending}")()
-        )
-        """In which dtypes matrix products are worth their own kernel on this processor."""
+        self.has_products = bool(held.octavo_has_products())
+        """Whether matrix products are worth their own kernel on this processor."""
+        self.panel_width: int = held.octavo_panel_width()
+        """Outputs of a panel of weights: the last one is filled up."""
 
     def function(self, name: str, dtype: torch.dtype) -> ctypes._NamedFuncPointer:
         """The C function of that name; see ``src/kernels.cpp``."""

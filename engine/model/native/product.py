@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .library import Kernels
-
-_WIDTH = 48
-"""Outputs of a panel (``WIDTH`` in ``src/product.h``): the last one is filled up."""
+from .library import DTYPES, Kernels
 
 
 class NativeProduct:
@@ -20,7 +17,8 @@ class NativeProduct:
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
         self.outputs, self.inputs = weight.shape
         self.bias = None if bias is None else bias.contiguous()
-        self.panels = weight.new_empty(-(-self.outputs // _WIDTH) * _WIDTH, self.inputs)
+        width = kernels.panel_width
+        self.panels = weight.new_empty(-(-self.outputs // width) * width, self.inputs)
         self._run = kernels.function("product", weight.dtype)
         weight = weight.contiguous()
         kernels.function("lay_out", weight.dtype)(
@@ -40,7 +38,7 @@ class NativeProduct:
         if x.stride(1) != 1:
             x = x.contiguous()
         out = x.new_empty(len(x), self.outputs)
-        self._run(
+        failed = self._run(
             x.data_ptr(),
             x.stride(0),
             len(x),
@@ -52,9 +50,12 @@ class NativeProduct:
             out.data_ptr(),
             torch.get_num_threads(),
         )
+        if failed:
+            raise MemoryError(f"no memory for a product of {len(x)} rows")
         return out
 
 
 def can_lay_out(kernels: Kernels, weight: Tensor) -> bool:
     """Whether the kernels are the better choice for ``weight``. Inputs are taken in pairs where dtypes are narrow."""
-    return weight.device.type == "cpu" and weight.dtype in kernels.has_products and weight.shape[1] % 2 == 0
+    is_known = weight.device.type == "cpu" and weight.dtype in DTYPES
+    return is_known and kernels.has_products and weight.shape[1] % 2 == 0

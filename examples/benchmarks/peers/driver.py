@@ -2,7 +2,7 @@
 
 ``engines.py`` starts each driver in the environment of its engine and writes one request per line::
 
-    {"open": {"model": "...", "pool_tokens": 32768, "caching": true, "tiers": false, "threads": 2}}
+    {"open": {"model": "...", "dtype": "bfloat16", "pool_tokens": 32768, "caching": true, "tiers": false, ...}}
     {"run": [[{"own": [17, 4], "out": 64, "samples": 1, "beams": 1}], ...]}
 
 Each is answered by one line: ``{"opened": seconds}``, ``{"seconds": ..., "tokens": ..., "heads": [...]}``, or
@@ -25,6 +25,8 @@ class Opening(NamedTuple):
     """How to open the engine; what it cannot do it goes without."""
 
     model: str
+    dtype: str
+    """``bfloat16`` or ``float32``, the cache included."""
     pool_tokens: int
     caching: bool
     tiers: bool

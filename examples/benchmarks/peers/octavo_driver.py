@@ -64,7 +64,7 @@ def _config(opening: Opening) -> EngineConfig:
         scheduling_policy="prefix_first",  # where the pool is short, what is cached is used before it goes
         tiers=("host",) if opening.tiers else (),
         host_bytes=HOST_BYTES if opening.tiers else None,
-        dtype="bfloat16",
+        dtype=opening.dtype,
         seed=SAMPLING_SEED,
     )
 

@@ -1,4 +1,5 @@
-"""OpenVINO GenAI's driver: its continuous batching over an IR of the same weights, computed and cached in bfloat16."""
+"""OpenVINO GenAI's driver: its continuous batching over an IR of the same weights, computed and cached in the dtype asked
+for."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ else:
     sys.path.insert(0, str(Path(__file__).parent))  # this folder is no package
     from driver import SAMPLING_SEED, Ended, Opening, Stepped, Turn, serve
 
+PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
 BLOCK_SIZE = 32
 """Of the CPU plug-in."""
 SHORT_POOL = 8192
@@ -34,8 +36,8 @@ class OpenVino:
         scheduling.enable_prefix_caching = opening.caching and opening.pool_tokens >= SHORT_POOL
         scheduling.dynamic_split_fuse = True
         properties = {
-            "INFERENCE_PRECISION_HINT": "bf16",
-            "KV_CACHE_PRECISION": "bf16",
+            "INFERENCE_PRECISION_HINT": PRECISIONS[opening.dtype],
+            "KV_CACHE_PRECISION": PRECISIONS[opening.dtype],
             "INFERENCE_NUM_THREADS": opening.threads,
             "NUM_STREAMS": 1,
         }

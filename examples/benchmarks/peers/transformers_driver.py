@@ -99,7 +99,7 @@ def _load(opening: Opening, attention: str) -> transformers.GenerationMixin:
     torch.set_num_threads(opening.threads)
     torch.manual_seed(SAMPLING_SEED)
     model: transformers.GenerationMixin = transformers.AutoModelForCausalLM.from_pretrained(
-        opening.model, dtype=torch.bfloat16, attn_implementation=attention
+        opening.model, dtype=getattr(torch, opening.dtype), attn_implementation=attention
     )
     return model
 

@@ -30,7 +30,7 @@ class Vllm:
         blocks = opening.pool_tokens // block_size
         self._llm = LLM(
             opening.model,
-            dtype="bfloat16",
+            dtype=opening.dtype,
             block_size=block_size,
             num_gpu_blocks_override=blocks,
             max_model_len=min(LONGEST, (blocks - 1) * block_size),  # one block is never given away

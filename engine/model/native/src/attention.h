@@ -25,8 +25,8 @@ struct Layer {
     int group() const { return heads / kv_heads; }
 };
 
-// Sixteen keys, transposed: a score is then a sum over lanes that never has to be added across.
-// float32: key_dim columns of sixteen floats. bfloat16 with AVX512_BF16: key_dim / 2 columns of sixteen pairs.
+// As many keys as a vector has lanes, transposed: a score is then a sum that never has to be added across lanes.
+// float32: key_dim columns of floats. bfloat16 with AVX512_BF16: key_dim / 2 columns of pairs.
 template <class T>
 struct KeyTile;
 
@@ -46,7 +46,7 @@ struct KeyTile<float> {
     }
 };
 
-// The values of one or two keys at sixteen dimensions, as a weight multiplies them.
+// The values of one or two keys at a vector's dimensions, as a weight multiplies them.
 template <class T>
 struct ValueTile {
     using Weight = float;
@@ -283,9 +283,8 @@ class Worker {
         Floats* scores = scores_[i];
         int vectors = std::max(seen_[i] + LANES - 1, 0) / LANES;
         if (seen_[i] < vectors * LANES) {
-            const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
             Floats& last = scores[vectors - 1];
-            last = lanes < seen_[i] - (vectors - 1) * LANES ? last : splat(-INFINITY);
+            last = numbers() < seen_[i] - (vectors - 1) * LANES ? last : splat(-INFINITY);
         }
         Floats highest = splat(-INFINITY);
         for (int v = 0; v < vectors; v++) highest = max(highest, scores[v]);
@@ -325,7 +324,8 @@ class Worker {
         for (int k = 0; k < lines; k++)
             for (int v = 0; v < N; v++)
                 Values::read(now_.values + k * Values::KEYS, head_ * layer_.value_dim + d + v * LANES, &lines_[k * N + v]);
-        for (; i + 4 <= count_; i += 4) add_some<4, N>(i, d);
+        if (REGISTERS > 16)
+            for (; i + 4 <= count_; i += 4) add_some<4, N>(i, d);
         for (; i + 3 <= count_; i += 3) add_some<3, N>(i, d);
         for (; i < count_; i++) add_some<1, N>(i, d);
     }

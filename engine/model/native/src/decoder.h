@@ -57,16 +57,22 @@ struct Workspace {
 };
 
 template <class T>
+int64_t widest(const Decoder<T>& decoder) {
+    const DecoderLayer<T>& layer = decoder.layers[0];
+    return std::max({layer.qkv.inputs, layer.out.inputs, layer.down.inputs});
+}
+
+template <class T>
 void pick(Team& team, T* to, const T* rows, int64_t size, const int64_t* keep, int64_t kept) {
     team.split(kept, [&](int64_t i) { std::memcpy(to + i * size, rows + keep[i] * size, size * sizeof(T)); });
 }
 
 template <class T>
 void run(Team& team, const Decoder<T>& decoder, const DecoderLayer<T>& layer, const Step<T>& step, Plan& plan,
-         Workspace<T>& space, Worker<T>& worker, bool is_last) {
+         Workspace<T>& space, Worker<T>& worker, Feed<T>& feed, bool is_last) {
     const int64_t hidden = layer.qkv.inputs, width = layer.qkv.outputs, inner = layer.down.inputs;
     rms_norm(team, space.normed.data(), step.x, hidden, layer.norm, step.tokens, hidden);
-    product(team, space.normed.data(), hidden, step.tokens, layer.qkv, (const T*)nullptr, space.qkv.data());
+    product(team, feed, space.normed.data(), hidden, step.tokens, layer.qkv, (const T*)nullptr, space.qkv.data());
     rotate_store(team, Projected<T>{space.qkv.data(), width, layer.rotates ? step.cos : nullptr, step.sin, step.slots, layer.keys,
                               layer.values, step.tokens, decoder.heads, decoder.kv_heads, decoder.dim, decoder.turned,
                               layer.query_norm, layer.key_norm});
@@ -81,25 +87,27 @@ void run(Team& team, const Decoder<T>& decoder, const DecoderLayer<T>& layer, co
         pick(team, space.kept_attended.data(), attended, layer.out.inputs, step.keep, step.kept);
         x = space.kept_x.data(), attended = space.kept_attended.data(), rows = step.kept;
     }
-    product(team, attended, layer.out.inputs, rows, layer.out, x, x);
+    product(team, feed, attended, layer.out.inputs, rows, layer.out, x, x);
     rms_norm(team, space.normed.data(), x, hidden, layer.mlp_norm, rows, hidden);
-    product(team, space.normed.data(), hidden, rows, layer.gate_up, (const T*)nullptr, space.gates.data());
+    product(team, feed, space.normed.data(), hidden, rows, layer.gate_up, (const T*)nullptr, space.gates.data());
     silu_mul(team, space.gated.data(), space.gates.data(), rows, inner);
-    product(team, space.gated.data(), inner, rows, layer.down, x, x);
+    product(team, feed, space.gated.data(), inner, rows, layer.down, x, x);
 }
 
 template <class T>
 void run(const Decoder<T>& decoder, const Step<T>& step, Plan& plan, int threads) {
     Workspace<T> space(decoder, step);  // nothing is allocated among threads: an exception could not leave them
     std::vector<Worker<T>> workers(threads, Worker<T>(plan, decoder.kv_heads, decoder.dim, decoder.dim));
+    std::vector<Feed<T>> feeds(threads, Feed<T>(widest(decoder)));
     prepare(plan, decoder.heads, decoder.dim);
     Team::run(threads, [&](Team& team) {
         Worker<T>& worker = workers[team.index()];
+        Feed<T>& feed = feeds[team.index()];
         for (int i = 0; i < decoder.count; i++)
-            run(team, decoder, decoder.layers[i], step, plan, space, worker, i + 1 == decoder.count);
+            run(team, decoder, decoder.layers[i], step, plan, space, worker, feed, i + 1 == decoder.count);
         const int64_t hidden = decoder.head.inputs;
         rms_norm(team, space.normed.data(), space.kept_x.data(), hidden, decoder.norm, step.kept, hidden);
-        product(team, space.normed.data(), hidden, step.kept, decoder.head, (const T*)nullptr, step.logits);
+        product(team, feed, space.normed.data(), hidden, step.kept, decoder.head, (const T*)nullptr, step.logits);
     });
 }
 

@@ -66,21 +66,16 @@ int octavo_is_threaded() {
 #endif
 }
 
-int octavo_has_products_float32() {
-#if defined(__AVX512F__)
-    return 1;
-#else
-    return 0;  // oneDNN is better where the registers are fewer
-#endif
-}
-
-int octavo_has_products_bfloat16() {
-#if defined(__AVX512BF16__)
+// Whether products are worth their own kernel on this processor.
+int octavo_has_products() {
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
     return 1;
 #else
     return 0;
 #endif
 }
+
+int octavo_panel_width() { return WIDTH; }
 
 #define OCTAVO_FOR(T, NAME)                                                                                              \
     int octavo_attend_##NAME(Plan* plan, const T* query, int64_t stride, const T* keys, const T* values, T* output,     \
@@ -111,10 +106,13 @@ int octavo_has_products_bfloat16() {
     void octavo_lay_out_##NAME(Words* to, const T* weight, int64_t outputs, int64_t inputs, int threads) {               \
         Team::run(threads, [&](Team& team) { lay_out(team, to, weight, outputs, inputs); });                             \
     }                                                                                                                    \
-    void octavo_product_##NAME(const T* x, int64_t stride, int64_t rows, const Words* panels, const T* bias,             \
-                               int64_t inputs, int64_t outputs, const T* residual, T* to, int threads) {                 \
-        Team::run(threads, [&](Team& team) {                                                                             \
-            product(team, x, stride, rows, Weight<T>{panels, bias, inputs, outputs}, residual, to);                      \
+    int octavo_product_##NAME(const T* x, int64_t stride, int64_t rows, const Words* panels, const T* bias,              \
+                              int64_t inputs, int64_t outputs, const T* residual, T* to, int threads) {                  \
+        return guarded([&] {                                                                                             \
+            std::vector<Feed<T>> feeds(threads, Feed<T>(inputs));                                                        \
+            Weight<T> weight{panels, bias, inputs, outputs};                                                             \
+            Team::run(threads,                                                                                           \
+                      [&](Team& team) { product(team, feeds[team.index()], x, stride, rows, weight, residual, to); });   \
         });                                                                                                              \
     }                                                                                                                    \
     int octavo_decoder_##NAME(const Decoder<T>* decoder, const Step<T>* step, Plan* plan, int threads) {                \

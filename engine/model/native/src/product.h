@@ -1,49 +1,65 @@
-// x @ weight.T over weights that were laid out once: panels of 48 outputs, read from the first to the last byte.
+// x @ weight.T over weights that were laid out once: panels of outputs, read from the first to the last byte.
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
+#include <vector>
 
 #include "team.h"
 #include "vectors.h"
 
 namespace octavo {
 
-constexpr int PANEL = 3;                // vectors of outputs in a panel
-constexpr int WIDTH = PANEL * LANES;    // outputs in a panel
-constexpr int AHEAD = 16;               // steps from the call of a line to its use
-constexpr int ROWS = 8;                 // rows of x that are multiplied at once: 8 * 3 sums fill the registers
+constexpr int PANEL = REGISTERS > 16 ? 3 : 2;  // vectors of outputs in a panel
+constexpr int ROWS = REGISTERS > 16 ? 8 : 6;   // rows of x that are multiplied at once: their sums fill the registers
+constexpr int WIDTH = PANEL * LANES;           // outputs in a panel
+constexpr int AHEAD = 16;                      // steps from the call of a line to its use
+constexpr int64_t FED = 1 << 16;               // inputs that are fed at once: as many as stay near the processor
 
-// How inputs are taken: one by one, or in pairs where the processor multiplies pairs.
+// How words of weights are multiplied: TAKEN inputs of an output lie in one, and it takes PARTS multiplications. Fed: what
+// x is then made of.
 template <class T>
-struct Inputs {
-    using Element = T;
-    static constexpr int TAKEN = 1;
-    static Words lay(const T* const* weights, int64_t k) {  // one input of sixteen outputs
-        Floats all;
-        for (int i = 0; i < LANES; i++) all[i] = weights[i] ? to_float(weights[i][k]) : 0.0f;
-        return reinterpret_cast<Words>(all);
+struct Inputs;
+
+template <>
+struct Inputs<float> {
+    using Fed = float;
+    using Element = float;  // what one multiplication takes of x
+    static constexpr int TAKEN = 1, PARTS = 1;
+    static uint32_t word(const float* weights) {
+        uint32_t bits;
+        std::memcpy(&bits, weights, sizeof bits);
+        return bits;
     }
-    static Floats multiply(Floats sum, Words weights, T input) {
-        return sum + reinterpret_cast<Floats>(weights) * to_float(input);
+    static Words part(Words words, int) { return words; }
+    static Floats multiply(Floats sum, Words weights, float input) {
+        return sum + reinterpret_cast<Floats>(weights) * input;
     }
 };
 
-#if defined(__AVX512BF16__)
+// In pairs: the processor multiplies those, or both halves are multiplied as floats.
 template <>
 struct Inputs<bfloat16> {
-    using Element = uint32_t;
     static constexpr int TAKEN = 2;
-    static Words lay(const bfloat16* const* weights, int64_t k) {
-        Words all = {};
-        for (int i = 0; i < LANES; i++)
-            if (weights[i]) all[i] = weights[i][2 * k].bits | uint32_t(weights[i][2 * k + 1].bits) << 16;
-        return all;
-    }
+    static uint32_t word(const bfloat16* weights) { return weights[0].bits | uint32_t(weights[1].bits) << 16; }
+#if defined(__AVX512BF16__)
+    using Fed = bfloat16;
+    using Element = uint32_t;
+    static constexpr int PARTS = 1;
+    static Words part(Words words, int) { return words; }
     static Floats multiply(Floats sum, Words weights, uint32_t input) {
         return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512i)weights, (__m512bh)_mm512_set1_epi32(input));
     }
-};
+#else
+    using Fed = float;
+    using Element = float;
+    static constexpr int PARTS = 2;
+    static Words part(Words words, int which) { return which ? words & 0xffff0000u : words << 16; }
+    static Floats multiply(Floats sum, Words weights, float input) {
+        return Inputs<float>::multiply(sum, weights, input);
+    }
 #endif
+};
 
 // A weight [outputs, inputs] as panels: [panels][inputs / TAKEN][PANEL] vectors.
 template <class T>
@@ -57,21 +73,55 @@ struct Weight {
 
 template <class T>
 void lay_out(Team& team, Words* to, const T* weight, int64_t outputs, int64_t inputs) {
-    int64_t steps = inputs / Inputs<T>::TAKEN, vectors = (outputs + WIDTH - 1) / WIDTH * PANEL;
+    constexpr int TAKEN = Inputs<T>::TAKEN;
+    int64_t steps = inputs / TAKEN, vectors = (outputs + WIDTH - 1) / WIDTH * PANEL;
     team.split(vectors, [&](int64_t v) {
-        const T* rows[LANES];
-        for (int i = 0; i < LANES; i++) rows[i] = v * LANES + i < outputs ? weight + (v * LANES + i) * inputs : nullptr;
         Words* panel = to + v / PANEL * steps * PANEL + v % PANEL;
-        for (int64_t k = 0; k < steps; k++) panel[k * PANEL] = Inputs<T>::lay(rows, k);
+        for (int64_t k = 0; k < steps; k++) {
+            Words all = {};
+            for (int i = 0; i < LANES; i++)
+                if (v * LANES + i < outputs) all[i] = Inputs<T>::word(weight + (v * LANES + i) * inputs + k * TAKEN);
+            panel[k * PANEL] = all;
+        }
     });
 }
+
+// Rows of x as multiplications take them: where they lie, or some at a time in a place of this thread's own.
+template <class T>
+class Feed {
+    using Fed = typename Inputs<T>::Fed;
+    static constexpr bool COPIES = !std::is_same_v<T, Fed>;
+
+   public:
+    // most: inputs of the widest product.
+    explicit Feed(int64_t most) : copy_(COPIES ? std::max(FED, most) : 0) {}
+
+    static int64_t rows(int64_t inputs) {
+        return COPIES ? std::max<int64_t>(FED / inputs / ROWS * ROWS, 1) : std::numeric_limits<int64_t>::max();
+    }
+    static int64_t stride(int64_t stride, int64_t inputs) { return COPIES ? inputs : stride; }
+
+    const Fed* of(const T* x, int64_t stride, int64_t rows, int64_t inputs) {
+        if constexpr (COPIES) {
+            for (int64_t row = 0; row < rows; row++)
+                for (int64_t k = 0; k < inputs; k += LANES)
+                    store_first(copy_.data() + row * inputs + k, load_first(x + row * stride + k, inputs - k), inputs - k);
+            return copy_.data();
+        } else {
+            return x;
+        }
+    }
+
+   private:
+    std::vector<Fed> copy_;
+};
 
 // R rows of x against one panel. Out goes sum + bias + residual, rounded once. What lies `ahead` is called from memory
 // meanwhile, line by line.
 template <int R, class T, class Out>
-void multiply(const T* x, int64_t stride, const Weight<T>& weight, int64_t panel, const T* residual, Out* to,
-              const Words* ahead) {
-    using Element = typename Inputs<T>::Element;
+void multiply(const typename Inputs<T>::Fed* x, int64_t stride, const Weight<T>& weight, int64_t panel, const T* residual,
+              Out* to, const Words* ahead) {
+    constexpr int TAKEN = Inputs<T>::TAKEN, PARTS = Inputs<T>::PARTS;
     const int64_t steps = weight.steps();
     const Words* lines = weight.panels + panel * steps * PANEL;
     Floats sums[R][PANEL];  // an initialiser would be a call of memset, and go through memory
@@ -79,10 +129,14 @@ void multiply(const T* x, int64_t stride, const Weight<T>& weight, int64_t panel
         for (int v = 0; v < PANEL; v++) sums[r][v] = Floats{};
     for (int64_t k = 0; k < steps; k++, lines += PANEL, ahead += PANEL) {
         for (int v = 0; v < PANEL; v++) __builtin_prefetch(ahead + v, 0, 2);
-        for (int r = 0; r < R; r++) {
-            Element input;
-            std::memcpy(&input, x + r * stride + k * Inputs<T>::TAKEN, sizeof input);
-            for (int v = 0; v < PANEL; v++) sums[r][v] = Inputs<T>::multiply(sums[r][v], lines[v], input);
+        for (int part = 0; part < PARTS; part++) {
+            Words weights[PANEL];
+            for (int v = 0; v < PANEL; v++) weights[v] = Inputs<T>::part(lines[v], part);
+            for (int r = 0; r < R; r++) {
+                typename Inputs<T>::Element input;
+                std::memcpy(&input, x + r * stride + k * TAKEN + part, sizeof input);
+                for (int v = 0; v < PANEL; v++) sums[r][v] = Inputs<T>::multiply(sums[r][v], weights[v], input);
+            }
         }
     }
     for (int v = 0; v < PANEL; v++) {
@@ -100,7 +154,8 @@ void multiply(const T* x, int64_t stride, const Weight<T>& weight, int64_t panel
 
 // One panel for all rows. residual and to: [rows, outputs]; they may be the same memory.
 template <class T, class Out>
-void multiply(const T* x, int64_t stride, int64_t rows, const Weight<T>& weight, int64_t panel, const T* residual, Out* to) {
+void multiply(const typename Inputs<T>::Fed* x, int64_t stride, int64_t rows, const Weight<T>& weight, int64_t panel,
+              const T* residual, Out* to) {
     const Words* lines = weight.panels + panel * weight.steps() * PANEL;
     auto run = [&](auto&& kernel, int64_t row) {  // the first rows take the panel from memory, others have time for the next
         const Words* ahead = lines + (row ? weight.steps() : AHEAD) * PANEL;
@@ -121,8 +176,18 @@ void multiply(const T* x, int64_t stride, int64_t rows, const Weight<T>& weight,
 }
 
 template <class T, class Out>
-void product(Team& team, const T* x, int64_t stride, int64_t rows, const Weight<T>& weight, const T* residual, Out* to) {
-    team.split(weight.count(), [&](int64_t panel) { multiply(x, stride, rows, weight, panel, residual, to); });
+void product(Team& team, Feed<T>& feed, const T* x, int64_t stride, int64_t rows, const Weight<T>& weight, const T* residual,
+             Out* to) {
+    const int64_t inputs = weight.inputs, outputs = weight.outputs, most = Feed<T>::rows(inputs);
+    team.share(weight.count(), [&](int64_t from, int64_t end) {
+        for (int64_t row = 0, count; row < rows; row += count) {
+            count = std::min(rows - row, most);
+            const auto* fed = feed.of(x + row * stride, stride, count, inputs);
+            for (int64_t panel = from; panel < end; panel++)
+                multiply(fed, Feed<T>::stride(stride, inputs), count, weight, panel,
+                         residual ? residual + row * outputs : nullptr, to + row * outputs);
+        }
+    });
 }
 
 }  // namespace octavo

@@ -96,7 +96,8 @@ bool product_agrees(float tolerance) {
     laid.panels = panels.data();
     Team::run(2, [&](Team& team) {
         lay_out(team, panels.data(), weight.data(), outputs, inputs);
-        product(team, x.data(), inputs, rows, laid, (const T*)nullptr, to.data());
+        Feed<T> feed(inputs);
+        product(team, feed, x.data(), inputs, rows, laid, (const T*)nullptr, to.data());
     });
     for (int row = 0; row < rows; row++)
         for (int column = 0; column < outputs; column++) {
@@ -220,24 +221,25 @@ bool decoder_agrees() {
     x = start;
     prepare(plan, heads, dim);
     Worker<T> worker(plan, kv_heads, dim, dim);
+    Feed<T> feed(inner);
     Team::run(1, [&](Team& team) {
         std::vector<T> normed(tokens * hidden), packed(tokens * width), seen(tokens * hidden), gates(tokens * 2 * inner), gated(tokens * inner);
         for (const DecoderLayer<T>& layer : made) {
             rms_norm(team, normed.data(), x.data(), hidden, layer.norm, tokens, hidden);
-            product(team, normed.data(), hidden, tokens, layer.qkv, (const T*)nullptr, packed.data());
+            product(team, feed, normed.data(), hidden, tokens, layer.qkv, (const T*)nullptr, packed.data());
             rotate_store(team, Projected<T>{packed.data(), width, cos.data(), sin.data(), slots, layer.keys, layer.values, tokens,
                                             heads, kv_heads, dim, dim, none, none});
             attend(team, plan, Layer<T>{packed.data(), width, layer.keys, layer.values, seen.data(), heads, kv_heads, dim, dim,
                                         layer.scale * LOG2E}, worker);
-            product(team, seen.data(), heads * dim, tokens, layer.out, x.data(), x.data());
+            product(team, feed, seen.data(), heads * dim, tokens, layer.out, x.data(), x.data());
             rms_norm(team, normed.data(), x.data(), hidden, layer.mlp_norm, tokens, hidden);
-            product(team, normed.data(), hidden, tokens, layer.gate_up, (const T*)nullptr, gates.data());
+            product(team, feed, normed.data(), hidden, tokens, layer.gate_up, (const T*)nullptr, gates.data());
             silu_mul(team, gated.data(), gates.data(), tokens, inner);
-            product(team, gated.data(), inner, tokens, layer.down, x.data(), x.data());
+            product(team, feed, gated.data(), inner, tokens, layer.down, x.data(), x.data());
         }
         for (int i = 0; i < 2; i++) {
             norm_row(normed.data(), x.data() + keep[i] * hidden, norm, hidden);
-            product(team, normed.data(), hidden, 1, head, (const T*)nullptr, expected.data() + i * vocabulary);
+            product(team, feed, normed.data(), hidden, 1, head, (const T*)nullptr, expected.data() + i * vocabulary);
         }
     });
     for (size_t i = 0; i < logits.size(); i++)

@@ -52,11 +52,19 @@ class Team {
         }
     }
 
+    // work(from, to): this thread's part of what lies below count; ends when all are done.
+    template <class Work>
+    void share(int64_t count, Work work) {
+        work(count * index_ / size_, count * (index_ + 1) / size_);
+        meet();
+    }
+
     // work(i) for all i below count, in equal parts; ends when all are done.
     template <class Work>
     void split(int64_t count, Work work) {
-        for (int64_t i = count * index_ / size_, end = count * (index_ + 1) / size_; i < end; i++) work(i);
-        meet();
+        share(count, [&](int64_t i, int64_t end) {
+            for (; i < end; i++) work(i);
+        });
     }
 
     // work(i) for all i below count, to whoever is free; ends when all are done.

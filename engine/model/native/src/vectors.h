@@ -1,27 +1,36 @@
-// Sixteen floats at a time, in GCC's and Clang's vector extensions: AVX-512 where there is one, else what the machine has.
+// As many floats at a time as a register holds, in GCC's and Clang's vector extensions.
 #pragma once
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
 namespace octavo {
 
-constexpr int LANES = 16;
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#else
+constexpr int LANES = 8, REGISTERS = 16;  // AVX; elsewhere the compiler makes several of each
+#endif
 constexpr float LOG2E = 1.4426950408889634f;  // weights are powers of two: exp(x) is 2^(x * LOG2E)
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
 struct bfloat16 {
     uint16_t bits;
 };
 
 inline Floats splat(float value) { return Floats{} + value; }
+inline Ints numbers() {  // 0, 1, 2, ...
+    Ints all;
+    for (int i = 0; i < LANES; i++) all[i] = i;
+    return all;
+}
 inline Floats bits_to_floats(Words bits) { return reinterpret_cast<Floats>(bits); }
 
 inline float to_float(float value) { return value; }
@@ -96,18 +105,17 @@ inline bool has_nan(Floats v) { return _mm512_cmp_ps_mask((__m512)v, (__m512)v, 
 inline float sum(Floats v) { return _mm512_reduce_add_ps((__m512)v); }
 inline float greatest(Floats v) { return _mm512_reduce_max_ps((__m512)v); }
 #else
-inline bool has_nan(Floats v) {
-    Ints broken = v != v;
-    int any = 0;
-    for (int i = 0; i < LANES; i++) any |= broken[i];
-    return any;
+inline bool any(Ints yes) {
+#if defined(__AVX__)
+    return _mm256_movemask_ps((__m256)yes);
+#else
+    int found = 0;
+    for (int i = 0; i < LANES; i++) found |= yes[i];
+    return found;
+#endif
 }
-inline bool exceeds(Floats v, float most) {
-    Ints greater = v > splat(most);
-    int any = 0;
-    for (int i = 0; i < LANES; i++) any |= greater[i];
-    return any;
-}
+inline bool has_nan(Floats v) { return any(v != v); }
+inline bool exceeds(Floats v, float most) { return any(v > splat(most)); }
 inline float sum(Floats v) {
     float halves[LANES];
     std::memcpy(halves, &v, sizeof v);
@@ -152,7 +160,7 @@ inline Floats exp2(Floats x) {
 #endif
 }
 
-// Sixteen rows of sixteen 32-bit words become columns: to[c] holds word c of every row.
+// As many rows as a vector has words become columns: to[c] holds word c of every row.
 inline void transpose(const Words* rows, Words* to) {
 #if defined(__AVX512F__)
     __m512i r[16], t[16];
@@ -179,9 +187,25 @@ inline void transpose(const Words* rows, Words* to) {
         reinterpret_cast<__m512i&>(to[4 + i]) = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
         reinterpret_cast<__m512i&>(to[12 + i]) = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
     }
+#elif defined(__AVX__)
+    __m256 r[8], t[8];
+    for (int i = 0; i < 8; i++) r[i] = reinterpret_cast<const __m256&>(rows[i]);
+    for (int i = 0; i < 4; i++) {
+        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++)  // r[4 * i + j]: columns j and 4 + j of rows 4 * i to 4 * i + 3
+        for (int j = 0; j < 2; j++) {
+            r[4 * i + 2 * j] = _mm256_shuffle_ps(t[4 * i + j], t[4 * i + 2 + j], 0x44);
+            r[4 * i + 2 * j + 1] = _mm256_shuffle_ps(t[4 * i + j], t[4 * i + 2 + j], 0xee);
+        }
+    for (int j = 0; j < 4; j++) {
+        reinterpret_cast<__m256&>(to[j]) = _mm256_permute2f128_ps(r[j], r[4 + j], 0x20);
+        reinterpret_cast<__m256&>(to[4 + j]) = _mm256_permute2f128_ps(r[j], r[4 + j], 0x31);
+    }
 #else
-    for (int row = 0; row < 16; row++)
-        for (int column = 0; column < 16; column++) to[column][row] = rows[row][column];
+    for (int row = 0; row < LANES; row++)
+        for (int column = 0; column < LANES; column++) to[column][row] = rows[row][column];
 #endif
 }
 

@@ -51,9 +51,11 @@ def numbers(rows: int, each: int) -> Float64Array:
 @pytest.mark.parametrize("vocab", SIZES)
 @pytest.mark.parametrize("count", [1, 3, 32])
 def test_a_survey_is_what_torch_finds(ops: NativeScores, vocab: int, count: int) -> None:
+    """In float64, as far as something is added up: torch's own float32 sums differ from processor to processor."""
     scores = scores_of(count, vocab)
     scores[:, ::7] = -torch.inf
     scores[:, -1] = 1.0
+    logprobs = scores.double().log_softmax(dim=-1).float()
     for team in (1, 2):
         with threads(team):
             survey, expected = ops.survey(scores), TORCH.survey(scores)
@@ -64,8 +66,8 @@ def test_a_survey_is_what_torch_finds(ops: NativeScores, vocab: int, count: int)
             assert torch.equal(survey.peaks.bests, expected.peaks.bests)
             assert torch.equal(survey.peaks.ids, expected.peaks.ids)
             rows, ids = torch.arange(count), torch.full((count,), vocab - 1)
-            torch.testing.assert_close(survey.at(rows, ids), expected.at(rows, ids), rtol=1e-6, atol=2e-6)
-            torch.testing.assert_close(survey.logprobs(), expected.logprobs())
+            torch.testing.assert_close(survey.at(rows, ids), logprobs[rows, ids], rtol=1e-6, atol=2e-6)
+            torch.testing.assert_close(survey.logprobs(), logprobs)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "nothing but bans"])
