@@ -34,7 +34,7 @@ import msgspec
 if TYPE_CHECKING:
     from octavo.examples.benchmarks.findings import Findings, picture, ratios, table, targets
     from octavo.examples.benchmarks.peers.catalogue import Peer, default_folder, peers
-    from octavo.examples.benchmarks.peers.driver import Opening
+    from octavo.examples.benchmarks.peers.driver import Dtype, Opening
     from octavo.examples.benchmarks.peers.install import demo_weights
     from octavo.examples.benchmarks.peers.process import PeerFailed, PeerProcess, Run
     from octavo.examples.benchmarks.report import Report, parser_of, this_machine, turns
@@ -43,7 +43,7 @@ else:
     FOLDER = Path(__file__).parent  # neither this folder nor that of the peers is a package
     sys.path[:0] = [str(FOLDER), str(FOLDER / "peers")]
     from catalogue import Peer, default_folder, peers
-    from driver import Opening
+    from driver import Dtype, Opening
     from findings import Findings, picture, ratios, table, targets
     from install import demo_weights
     from process import PeerFailed, PeerProcess, Run
@@ -57,7 +57,7 @@ ROUNDS, QUICK_ROUNDS = 3, 1
 QUICK_BY = 8
 """How much smaller everything is with ``--quick``."""
 THREADS = 2
-DTYPES = ("bfloat16", "float32")
+DTYPES: tuple[Dtype, ...] = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Plan:
     rounds: int
     folder: Path
     model: Path
-    dtype: str
+    dtype: Dtype
     threads: int
 
     @property

@@ -16,17 +16,18 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import NamedTuple, Protocol, TextIO
+from typing import Literal, NamedTuple, Protocol, TextIO, TypeAlias
 
 SAMPLING_SEED = 0
+Dtype: TypeAlias = Literal["bfloat16", "float32"]
 
 
 class Opening(NamedTuple):
     """How to open the engine; what it cannot do it goes without."""
 
     model: str
-    dtype: str
-    """``bfloat16`` or ``float32``, the cache included."""
+    dtype: Dtype
+    """The cache included."""
     pool_tokens: int
     caching: bool
     tiers: bool

@@ -1,5 +1,4 @@
-"""OpenVINO GenAI's driver: its continuous batching over an IR of the same weights, computed and cached in the dtype asked
-for."""
+"""OpenVINO GenAI's driver: its continuous batching over an IR of the same weights, computed and cached in one dtype."""
 
 from __future__ import annotations
 
