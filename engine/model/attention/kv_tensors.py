@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ....errors import ModelError
+from ..huge_pages import prefer_huge_pages
 from ..runner import Int32Array, UInt8Array
 from .block_transfer import checked_payloads, make_transfer, require_room
-from .huge_pages import prefer_huge_pages
 
 
 class LayerGeometry(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..huge_pages import prefer_huge_pages
 from .library import DTYPES, Kernels
 
 
@@ -19,6 +20,7 @@ class NativeProduct:
         self.bias = None if bias is None else bias.contiguous()
         width = kernels.panel_width
         self.panels = weight.new_empty(-(-self.outputs // width) * width, self.inputs)
+        prefer_huge_pages(self.panels)
         self._run = kernels.function("product", weight.dtype)
         weight = weight.contiguous()
         kernels.function("lay_out", weight.dtype)(

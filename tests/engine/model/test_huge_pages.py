@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.engine.model.attention.huge_pages import HUGE, prefer_huge_pages
 from octavo.engine.model.attention.kv_tensors import KVTensors, LayerGeometry
+from octavo.engine.model.huge_pages import HUGE, prefer_huge_pages
 
 SMAPS = Path("/proc/self/smaps")
 MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*?^VmFlags:(.*?)$", re.MULTILINE | re.DOTALL)

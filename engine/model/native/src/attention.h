@@ -179,7 +179,6 @@ class Worker {
 
    private:
     static constexpr float RISE = 8;  // how far scores may exceed what they are relative to, as a power of two
-    static constexpr int LINE = 64;   // bytes
 
     void start(const Unit& unit) {
         int group = layer_.group();

@@ -128,7 +128,7 @@ void multiply(const typename Inputs<T>::Fed* x, int64_t stride, const Weight<T>&
     for (int r = 0; r < R; r++)
         for (int v = 0; v < PANEL; v++) sums[r][v] = Floats{};
     for (int64_t k = 0; k < steps; k++, lines += PANEL, ahead += PANEL) {
-        for (int v = 0; v < PANEL; v++) __builtin_prefetch(ahead + v, 0, 2);
+        for (size_t at = 0; at < PANEL * sizeof(Words); at += LINE) __builtin_prefetch((const char*)ahead + at, 0, 2);
         for (int part = 0; part < PARTS; part++) {
             Words weights[PANEL];
             for (int v = 0; v < PANEL; v++) weights[v] = Inputs<T>::part(lines[v], part);
@@ -157,21 +157,24 @@ template <class T, class Out>
 void multiply(const typename Inputs<T>::Fed* x, int64_t stride, int64_t rows, const Weight<T>& weight, int64_t panel,
               const T* residual, Out* to) {
     const Words* lines = weight.panels + panel * weight.steps() * PANEL;
-    auto run = [&](auto&& kernel, int64_t row) {  // the first rows take the panel from memory, others have time for the next
-        const Words* ahead = lines + (row ? weight.steps() : AHEAD) * PANEL;
-        kernel(x + row * stride, stride, weight, panel, residual ? residual + row * weight.outputs : nullptr,
-               to + row * weight.outputs, ahead);
-    };
-    int64_t row = 0;
-    for (; row + ROWS <= rows; row += ROWS) run(multiply<ROWS, T, Out>, row);
-    switch (rows - row) {
-        case 1: return run(multiply<1, T, Out>, row);
-        case 2: return run(multiply<2, T, Out>, row);
-        case 3: return run(multiply<3, T, Out>, row);
-        case 4: return run(multiply<4, T, Out>, row);
-        case 5: return run(multiply<5, T, Out>, row);
-        case 6: return run(multiply<6, T, Out>, row);
-        case 7: return run(multiply<7, T, Out>, row);
+    const int64_t tiles = (rows + ROWS - 1) / ROWS;  // of about the same height: a low one has few sums, and waits for each
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        int64_t row = rows * tile / tiles, height = rows * (tile + 1) / tiles - row;
+        auto run = [&](auto kernel) {  // the first rows take the panel from memory, others have time for the next
+            const Words* ahead = lines + (row ? weight.steps() : AHEAD) * PANEL;
+            kernel(x + row * stride, stride, weight, panel, residual ? residual + row * weight.outputs : nullptr,
+                   to + row * weight.outputs, ahead);
+        };
+        switch (height) {
+            case 1: run(multiply<1, T, Out>); break;
+            case 2: run(multiply<2, T, Out>); break;
+            case 3: run(multiply<3, T, Out>); break;
+            case 4: run(multiply<4, T, Out>); break;
+            case 5: run(multiply<5, T, Out>); break;
+            case 6: run(multiply<6, T, Out>); break;
+            case 7: run(multiply<7, T, Out>); break;
+            case 8: run(multiply<8, T, Out>); break;
+        }
     }
 }
 

@@ -1,7 +1,8 @@
-"""Pages of 2 MiB for memory that is read in places all over.
+"""Pages of 2 MiB for the cache and for weights.
 
 Blocks lie anywhere in the pool. With pages of 4 KiB nearly each of them costs walks through the page tables before the
 first byte comes, which takes as long as the bytes themselves; with large pages the processor has them all at hand.
+Weights are read from end to end, and where one page ends the processor stops to call what comes next.
 """
 
 from __future__ import annotations
