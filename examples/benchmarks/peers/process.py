@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, TypeVar
@@ -107,7 +108,8 @@ class PeerProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._stderr):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # a question that an engine which died has not read
+                    pipe.close()
 
     def _line(self, pipe: IO[bytes], seconds: float) -> bytes:
         with selectors.DefaultSelector() as selector:
