@@ -22,7 +22,8 @@ LONG = SamplingParams(max_tokens=900, temperature=0.0)
 @asynccontextmanager
 async def opened() -> AsyncIterator[AsyncEngine]:
     config = EngineConfig(num_blocks=512, block_size=4, check_every_step=True, max_running=8)
-    async with AsyncEngine(runner=FakeRunner(), config=config) as engine, asyncio.timeout(60):
+    runner = FakeRunner(step_seconds=0.002)  # LONG outlasts a thread that is late
+    async with AsyncEngine(runner=runner, config=config) as engine, asyncio.timeout(60):
         yield engine
         if engine.is_open:
             await engine._loop.wait_idle()

@@ -129,7 +129,8 @@ async def test_closing_keeps_its_budget_and_counts_what_it_could_not_save(
     for kind in ("hang", "fail"):
         caplog.clear()
         faulty = Faulty(lasting(MemoryStore()))
-        async with threaded(monkeypatch, {"m": faulty}, close_budget=0.3, tier_deadline=5.0) as engine:
+        budget = 1.0 if kind == "hang" else 5.0  # threads copy and seal before the tier is called
+        async with threaded(monkeypatch, {"m": faulty}, close_budget=budget, tier_deadline=5.0) as engine:
             for number in range(12):
                 await ask(engine, prompt(number), ONE)
             faulty.tier.inject(Fault("put", kind))
@@ -164,13 +165,13 @@ async def test_what_was_used_since_has_its_statistics_noted(engine_of: EngineOf)
         parts = tiering(engine)
         await ask(engine, prompt(1))
         clock.now += 10
-        await parts.checkpoint.make(engine._loop, 1.0)
+        await parts.checkpoint.make(engine._loop, 60.0)
         assert {kept.meta.hits for kept in store.blocks.values()} == {0}
         assert {kept.meta.idle for kept in store.blocks.values()} == {10.0}
         for _ in range(3):
             clock.now += 1
             await ask(engine, prompt(1))
-        await parts.checkpoint.make(engine._loop, 1.0)
+        await parts.checkpoint.make(engine._loop, 60.0)
         assert max(kept.meta.hits for kept in store.blocks.values()) == 3
 
 

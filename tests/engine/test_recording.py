@@ -22,6 +22,7 @@ from octavo.policies.history import Admitted, Done, End, Evicted, Gap, Left, Lin
 from octavo.policies.simulator.recording import RecordingTrace, events, read_header
 from octavo.storage.naming import names_after
 from octavo.tests.engine.conftest import EngineOf, FakeClock
+from octavo.tests.engine.tier_rig import until
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 PROMPT = list(range(1, 19))
@@ -238,7 +239,7 @@ async def test_a_full_disk_ends_the_recording_and_no_request(
         again = await engine.complete(PROMPT, GREEDY)
         recorder = engine._life._recorder
         assert recorder is not None
-        assert not recorder._is_on
+        await until(lambda: not recorder._is_on)  # a thread writes
         assert not engine._loop.cache._watchers.requests
     assert first[0].token_ids == again[0].token_ids
     assert told(path) == []

@@ -159,7 +159,12 @@ async def test_what_a_preempted_request_computed_goes_down(
     demotion: str, engine_of: EngineOf, preempt_when: PreemptWhen
 ) -> None:
     done: list[int] = []
-    async with engine_of(mounts={"m": memory()}, demotion=demotion) as engine:
+
+    async def on_step(_: int) -> None:
+        if done:  # blocks are sealed in a thread, and the request must not end before
+            await until(lambda: put_blocks(engine) > 0)
+
+    async with engine_of(mounts={"m": memory()}, demotion=demotion, on_step=on_step) as engine:
 
         def once(sample: Sample) -> bool:
             if len(sample.token_ids) != 6 or done:
@@ -267,7 +272,7 @@ async def test_streams_go_on_while_a_tier_does_not_take_anything(engine_of: Engi
             await ask(engine, prompt(number))
             await engine._loop.at_edge(lambda: engine._loop.cache.evict(64))
         await stream
-        assert faulty.tier.running["put"] == 1
+        await until(lambda: faulty.tier.running["put"] == 1)  # what is put is sealed in a thread before
         gate.set()
         await settled(engine)
 
@@ -405,8 +410,13 @@ async def test_blocks_of_a_failed_request_are_taken_out_of_the_tiers(engine_of: 
 @pytest.mark.asyncio
 async def test_waiting_requests_use_the_time_to_bring_blocks_up(engine_of: EngineOf) -> None:
     """What lies in the lower tier is in the first one when the request is admitted at last."""
+
+    async def on_step(_: int) -> None:
+        if engine._loop._scheduler.waiting:  # what is read is checked in a thread
+            await until(lambda: upper.queue.blocks > 0 or upper.counters.put_blocks > 5)
+
     async with engine_of(
-        mounts={"a": memory(), "b": memory()}, demotion="write_through", max_running=1, num_blocks=64
+        mounts={"a": memory(), "b": memory()}, demotion="write_through", max_running=1, num_blocks=64, on_step=on_step
     ) as engine:
         await ask(engine, prompt(1))
         await cool(engine)

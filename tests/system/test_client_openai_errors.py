@@ -178,7 +178,7 @@ def test_a_failure_before_a_stream_and_one_within_it_are_both_told() -> None:
 def test_a_client_that_has_waited_long_enough_leaves_nothing_behind() -> None:
     """Before the first token: the model has not taken a step when it goes."""
     gate = Gate()
-    with served(Speaker(before_step=gate)) as server, client_of(server, timeout=0.2) as client:
+    with served(Speaker(before_step=gate)) as server, client_of(server, timeout=2.0) as client:
         with pytest.raises(openai.APITimeoutError):
             client.chat.completions.create(model="fake", messages=said(LONG), max_tokens=100)
         gate.open()

@@ -102,6 +102,16 @@ def test_every_number_of_rows_gives_the_sums(
         assert torch.equal(product(among_nan(x)), expected[:rows])
 
 
+@pytest.mark.parametrize("inputs", [4098, 70_002])
+def test_more_inputs_than_lie_near_the_processor(able: WatchedKernels, dtype: torch.dtype, inputs: int) -> None:
+    """What is converted is converted some rows at a time, and one row even where that is longer."""
+    layer, x, residual = Layer.of(17, inputs, dtype), noise(40, inputs, dtype=dtype), noise(40, 17, dtype=dtype, seed=3)
+    product = made(able, layer)
+    found = product.add(x, residual)
+    layer.assert_agrees(found, x, residual)
+    assert torch.equal(found, torch.cat([product.add(x[i : i + 1], residual[i : i + 1]) for i in range(40)]))
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @given(st.integers(0, MOST_ROWS), st.integers(1, 150), st.integers(1, 80), st.sampled_from([1, 2, 3, 4]))
 def test_sums_with_bias_and_residual_by_any_number_of_threads(
@@ -200,7 +210,9 @@ def test_what_can_be_laid_out(kernels: WatchedKernels, dtype: torch.dtype, input
     assert not can_lay_out(kernels, torch.empty(5, inputs, dtype=dtype, device="meta"))
 
 
-def test_products_are_for_wide_registers_only(kernels: WatchedKernels, request: pytest.FixtureRequest) -> None:
+def test_products_are_for_processors_that_multiply_and_add_at_once(
+    kernels: WatchedKernels, request: pytest.FixtureRequest
+) -> None:
     if request.node.callspec.params["kernels"] == "any processor":
         assert not kernels.has_products
 
