@@ -159,10 +159,13 @@ async def test_what_a_preempted_request_computed_goes_down(
     demotion: str, engine_of: EngineOf, preempt_when: PreemptWhen
 ) -> None:
     done: list[int] = []
+    held: list[bool] = []
 
     async def on_step(_: int) -> None:
-        if done:  # blocks are sealed in a thread, and the request must not end before
-            await until(lambda: put_blocks(engine) > 0)
+        if done and not held:  # blocks are sealed in a thread, and the request must not end before
+            held.append(True)
+            with anyio.move_on_after(10):
+                await until(lambda: put_blocks(engine) > 0)
 
     async with engine_of(mounts={"m": memory()}, demotion=demotion, on_step=on_step) as engine:
 

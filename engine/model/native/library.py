@@ -22,7 +22,7 @@ from .build import CannotBuild, NoCompiler, built
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """What the kernels compute in, with the ending of the functions' names."""
 LANES = 16
-"""Head sizes must be multiples of it."""
+"""Floats of the widest vectors: head sizes must be multiples of it."""
 MAX_GROUP = 32
 """Most query heads for one KV head."""
 _LONG = frozenset({"attend", "lay_out", "product", "decoder"})

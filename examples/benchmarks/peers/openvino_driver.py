@@ -13,11 +13,12 @@ import openvino_genai
 
 if TYPE_CHECKING:
     from octavo.examples.benchmarks.peers.driver import SAMPLING_SEED, Ended, Opening, Stepped, Turn, serve
+    from octavo.examples.benchmarks.peers.openvino_steps import PRECISIONS
 else:
     sys.path.insert(0, str(Path(__file__).parent))  # this folder is no package
     from driver import SAMPLING_SEED, Ended, Opening, Stepped, Turn, serve
+    from openvino_steps import PRECISIONS
 
-PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
 BLOCK_SIZE = 32
 """Of the CPU plug-in."""
 SHORT_POOL = 8192

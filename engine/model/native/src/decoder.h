@@ -57,9 +57,9 @@ struct Workspace {
 };
 
 template <class T>
-int64_t widest(const Decoder<T>& decoder) {
+Feed<T> feed_of(const Decoder<T>& decoder, const Step<T>& step) {
     const DecoderLayer<T>& layer = decoder.layers[0];
-    return std::max({layer.qkv.inputs, layer.out.inputs, layer.down.inputs});
+    return {std::max(step.tokens, step.kept), std::max({layer.qkv.inputs, layer.out.inputs, layer.down.inputs})};
 }
 
 template <class T>
@@ -98,7 +98,7 @@ template <class T>
 void run(const Decoder<T>& decoder, const Step<T>& step, Plan& plan, int threads) {
     Workspace<T> space(decoder, step);  // nothing is allocated among threads: an exception could not leave them
     std::vector<Worker<T>> workers(threads, Worker<T>(plan, decoder.kv_heads, decoder.dim, decoder.dim));
-    std::vector<Feed<T>> feeds(threads, Feed<T>(widest(decoder)));
+    std::vector<Feed<T>> feeds(threads, feed_of(decoder, step));
     prepare(plan, decoder.heads, decoder.dim);
     Team::run(threads, [&](Team& team) {
         Worker<T>& worker = workers[team.index()];

@@ -109,7 +109,7 @@ int octavo_panel_width() { return WIDTH; }
     int octavo_product_##NAME(const T* x, int64_t stride, int64_t rows, const Words* panels, const T* bias,              \
                               int64_t inputs, int64_t outputs, const T* residual, T* to, int threads) {                  \
         return guarded([&] {                                                                                             \
-            std::vector<Feed<T>> feeds(threads, Feed<T>(inputs));                                                        \
+            std::vector<Feed<T>> feeds(threads, Feed<T>(rows, inputs));                                                  \
             Weight<T> weight{panels, bias, inputs, outputs};                                                             \
             Team::run(threads,                                                                                           \
                       [&](Team& team) { product(team, feeds[team.index()], x, stride, rows, weight, residual, to); });   \

@@ -94,7 +94,7 @@ class Feed {
 
    public:
     // most: inputs of the widest product.
-    explicit Feed(int64_t most) : copy_(COPIES ? std::max(FED, most) : 0) {}
+    Feed(int64_t rows, int64_t most) : copy_(COPIES ? std::max(std::min(FED, rows * most), most) : 0) {}
 
     static int64_t rows(int64_t inputs) {
         return COPIES ? std::max<int64_t>(FED / inputs / ROWS * ROWS, 1) : std::numeric_limits<int64_t>::max();

@@ -96,7 +96,7 @@ bool product_agrees(float tolerance) {
     laid.panels = panels.data();
     Team::run(2, [&](Team& team) {
         lay_out(team, panels.data(), weight.data(), outputs, inputs);
-        Feed<T> feed(inputs);
+        Feed<T> feed(rows, inputs);
         product(team, feed, x.data(), inputs, rows, laid, (const T*)nullptr, to.data());
     });
     for (int row = 0; row < rows; row++)
@@ -221,7 +221,7 @@ bool decoder_agrees() {
     x = start;
     prepare(plan, heads, dim);
     Worker<T> worker(plan, kv_heads, dim, dim);
-    Feed<T> feed(inner);
+    Feed<T> feed(tokens, inner);
     Team::run(1, [&](Team& team) {
         std::vector<T> normed(tokens * hidden), packed(tokens * width), seen(tokens * hidden), gates(tokens * 2 * inner), gated(tokens * inner);
         for (const DecoderLayer<T>& layer : made) {

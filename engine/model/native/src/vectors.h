@@ -14,7 +14,7 @@ constexpr int LANES = 16, REGISTERS = 32;
 #else
 constexpr int LANES = 8, REGISTERS = 16;  // AVX; elsewhere the compiler makes several of each
 #endif
-constexpr int LINE = 64;                      // bytes that memory gives at once
+constexpr int LINE = 64;  // bytes that memory gives at once
 constexpr float LOG2E = 1.4426950408889634f;  // weights are powers of two: exp(x) is 2^(x * LOG2E)
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
