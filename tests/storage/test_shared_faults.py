@@ -198,8 +198,8 @@ async def test_a_server_that_hangs_stalls_a_few_calls_and_nobody_after_them(
     prompts = [prompt(number) for number in range(12)]
     expected = [await cold(ids) for ids in prompts]
     async with (
-        replica(store, clock=clock, tier_deadline=0.1, close_budget=1.0) as first,
-        replica(store, clock=clock, tier_deadline=0.1, close_budget=1.0) as second,
+        replica(store, clock=clock, tier_deadline=0.5, close_budget=1.0) as first,
+        replica(store, clock=clock, tier_deadline=0.5, close_budget=1.0) as second,
     ):
         await ask(first, IDS)
         await written(first)

@@ -27,7 +27,7 @@ class _Norm(Structure):
 
 
 class _Weight(Structure):
-    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64))
+    _fields_ = (("panels", c_void_p), ("bias", c_void_p), *((name, c_int64) for name in ("inputs", "outputs", "taken")))
 
 
 class _Layer(Structure):
@@ -159,7 +159,7 @@ def _weight(product: Product) -> _Weight:
     if not isinstance(product, NativeProduct):
         raise TypeError(f"{type(product).__name__} has no panels")
     bias = None if product.bias is None else product.bias.data_ptr()
-    return _Weight(product.panels.data_ptr(), bias, product.inputs, product.outputs)
+    return _Weight(product.panels.data_ptr(), bias, product.inputs, product.outputs, product.taken)
 
 
 def _shapes(layer: Layer) -> list[tuple[int, int]]:

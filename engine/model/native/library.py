@@ -53,7 +53,7 @@ class Kernels:
             "silu_mul": [c_void_p, c_void_p, c_int64, c_int64, c_int],
             "rotate_store": [c_void_p, c_int64, *[c_void_p] * 5, c_int64, *[c_int] * 5],
             "lay_out": [c_void_p, c_void_p, c_int64, c_int64, c_int],
-            "product": [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int],
+            "product": [c_void_p, c_int64, c_int64, *[c_void_p] * 2, *[c_int64] * 3, c_void_p, c_void_p, c_int],
             "decoder": [c_void_p, c_void_p, c_void_p, c_int],
         }
         self._functions = {

@@ -29,7 +29,8 @@ extern "C" {
 // 0 when the kernels compute what they should on this processor.
 int octavo_selftest() {
     return !(attention_agrees<float>(1e-4f) && attention_agrees<bfloat16>(2e-2f) && norm_agrees<float>(1e-4f) &&
-             norm_agrees<bfloat16>(5e-2f) && product_agrees<float>(1e-3f) && product_agrees<bfloat16>(0.2f) &&
+             norm_agrees<bfloat16>(5e-2f) && product_agrees<float, float>(1e-3f) && product_agrees<float, bfloat16>(1e-3f) &&
+             product_agrees<bfloat16, bfloat16>(0.2f) &&
              silu_agrees<float>(1e-4f) && silu_agrees<bfloat16>(5e-2f) && rotation_agrees<float>(1e-5f) &&
              rotation_agrees<bfloat16>(5e-2f) && scores_agree() && decoder_agrees<float>() && decoder_agrees<bfloat16>());
 }
@@ -107,10 +108,10 @@ int octavo_panel_width() { return WIDTH; }
         Team::run(threads, [&](Team& team) { lay_out(team, to, weight, outputs, inputs); });                             \
     }                                                                                                                    \
     int octavo_product_##NAME(const T* x, int64_t stride, int64_t rows, const Words* panels, const T* bias,              \
-                              int64_t inputs, int64_t outputs, const T* residual, T* to, int threads) {                  \
+                              int64_t inputs, int64_t outputs, int64_t taken, const T* residual, T* to, int threads) {   \
         return guarded([&] {                                                                                             \
             std::vector<Feed<T>> feeds(threads, Feed<T>(rows, inputs));                                                  \
-            Weight<T> weight{panels, bias, inputs, outputs};                                                             \
+            Weight<T> weight{panels, bias, inputs, outputs, taken};                                                      \
             Team::run(threads,                                                                                           \
                       [&](Team& team) { product(team, feeds[team.index()], x, stride, rows, weight, residual, to); });   \
         });                                                                                                              \

@@ -85,13 +85,14 @@ bool norm_agrees(float tolerance) {
     return true;
 }
 
-template <class T>
+template <class T, class W>
 bool product_agrees(float tolerance) {
     const int rows = 11, inputs = 34, outputs = 53;
-    std::vector<T> x(rows * inputs), weight(outputs * inputs), to(rows * outputs);
+    std::vector<T> x(rows * inputs), to(rows * outputs);
+    std::vector<W> weight(outputs * inputs);
     for (size_t i = 0; i < x.size(); i++) assign(x[i], float(i % 11) - 5);
     for (size_t i = 0; i < weight.size(); i++) assign(weight[i], (float(i % 7) - 3) / 8);
-    Weight<T> laid{nullptr, nullptr, inputs, outputs};
+    Weight<T> laid{nullptr, nullptr, inputs, outputs, sizeof(uint32_t) / sizeof(W)};
     std::vector<Words> panels(laid.count() * laid.steps() * PANEL);
     laid.panels = panels.data();
     Team::run(2, [&](Team& team) {
@@ -190,7 +191,7 @@ bool decoder_agrees() {
     auto unit = filled<T>(64, 3, 0.25f), cos = filled<T>(tokens * dim, 5, 0.25f), sin = filled<T>(tokens * dim, 7, 0.25f);
     auto start = filled<T>(tokens * hidden, 19, 0.125f);
     auto laid = [](const std::vector<T>& weight, int64_t inputs, int64_t outputs, std::vector<Words>& panels) {
-        Weight<T> made{nullptr, nullptr, inputs, outputs};
+        Weight<T> made{nullptr, nullptr, inputs, outputs, sizeof(uint32_t) / sizeof(T)};
         panels.resize(made.count() * made.steps() * PANEL);
         Team::run(1, [&](Team& team) { lay_out(team, panels.data(), weight.data(), outputs, inputs); });
         made.panels = panels.data();

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.engine.model.lowering.linear import DenseProduct
+from octavo.engine.model.native import product as native_product
 from octavo.engine.model.native.library import DTYPES
 from octavo.engine.model.native.product import NativeProduct, can_lay_out
 from octavo.tests.engine.model.native.native_rig import WatchedKernels, threads
@@ -183,11 +184,37 @@ def test_nothing_is_written_beside_the_answer(able: WatchedKernels, dtype: torch
             out = whole[64 : 64 + rows * outputs]
             run(
                 *(x.data_ptr(), x.stride(0), rows),
-                *(panels.data_ptr(), None if layer.bias is None else layer.bias.data_ptr(), 14, outputs),
-                *(None, out.data_ptr(), count),
+                *(panels.data_ptr(), None if layer.bias is None else layer.bias.data_ptr()),
+                *(14, outputs, 4 // dtype.itemsize, None, out.data_ptr(), count),
             )
             layer.assert_agrees(out.view(rows, outputs), x)
             assert whole.isnan().sum() == 128
+
+
+@given(st.integers(0, MOST_ROWS), st.integers(1, 150), st.integers(1, 80))
+def test_floats_that_are_bfloat16_give_the_same_bits_from_half_of_the_memory(
+    kernels: WatchedKernels, rows: int, outputs: int, pairs: int
+) -> None:
+    layer, x = Layer.of(outputs, 2 * pairs, torch.bfloat16), noise(rows, 2 * pairs)
+    weight, bias = layer.weight.float(), noise(outputs, seed=2)
+    product = NativeProduct(kernels, weight, bias)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_product, "_narrowed", lambda weight: weight)
+        wide = NativeProduct(kernels, weight, bias)
+    assert product.panels.nbytes == wide.panels.nbytes // 2
+    assert torch.equal(product(x), wide(x))
+    residual = noise(rows, outputs, seed=3)
+    assert torch.equal(product.add(x, residual), wide.add(x, residual))
+
+
+@pytest.mark.parametrize("other", [1 + 2**-8, 1e-42, torch.nan])
+def test_one_number_that_is_no_bfloat16_keeps_a_weight_as_it_is(kernels: WatchedKernels, other: float) -> None:
+    weight, x = noise(50, 14, dtype=torch.bfloat16).float(), noise(3, 14)
+    weight[49, 13] = other
+    product = NativeProduct(kernels, weight, None)
+    assert product.panels.dtype == torch.float32
+    if other == other:  # noqa: PLR0124  # not NaN
+        Layer(weight, None).assert_agrees(product(x), x)
 
 
 def test_numbers_that_are_none_stay_in_their_row(able: WatchedKernels, dtype: torch.dtype) -> None:
@@ -254,7 +281,7 @@ out = np.full((rows, outputs), np.nan, np.float32)
 number, at = ctypes.c_int64, lambda array: ctypes.c_void_p(array.ctypes.data)
 library.octavo_lay_out_float32(at(panels), at(weight), number(outputs), number(inputs), 4)
 library.octavo_product_float32(at(x), number(inputs), number(rows), at(panels), None, number(inputs), number(outputs),
-                               None, at(out), 4)
+                               number(1), None, at(out), 4)
 assert (out == x @ weight.T).all()
 """
 
