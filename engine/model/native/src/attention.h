@@ -46,13 +46,13 @@ struct KeyTile<float> {
     }
 };
 
-// The values of one or two keys at a vector's dimensions, as a weight multiplies them.
+// The values of one or two keys at a vector's dimensions, as a weight multiplies them. Weights replace the scores.
 template <class T>
 struct ValueTile {
     using Weight = float;
     static constexpr int KEYS = 1;
-    static void read(const T* const* rows, int d, Words* to) { *to = reinterpret_cast<Words>(load(rows[0] + d)); }
-    static void round(const Floats* scores, float* to) { std::memcpy(to, scores, RUN * sizeof(float)); }
+    static Words read(const T* const* rows, int d) { return reinterpret_cast<Words>(load(rows[0] + d)); }
+    static void round(Floats*) {}
     static Floats multiply(Floats sum, Words line, float weight) {
         return sum + reinterpret_cast<Floats>(line) * weight;
     }
@@ -88,16 +88,16 @@ template <>
 struct ValueTile<bfloat16> {  // lines: 32 dimensions of one key beside those of the next; weights are rounded to pairs
     using Weight = BrainPair;
     static constexpr int KEYS = 2;
-    static void read(const bfloat16* const* rows, int d, Words* to) {
+    static Words read(const bfloat16* const* rows, int d) {
         Halves first, second;
         std::memcpy(&first, rows[0] + d, sizeof first);
         std::memcpy(&second, rows[1] + d, sizeof second);
-        *to = (Words)_mm512_cvtepu16_epi32((__m256i)first) | (Words)_mm512_cvtepu16_epi32((__m256i)second) << 16;
+        return (Words)_mm512_cvtepu16_epi32((__m256i)first) | (Words)_mm512_cvtepu16_epi32((__m256i)second) << 16;
     }
-    static void round(const Floats* scores, BrainPair* to) {
+    static void round(Floats* scores) {
         for (int v = 0; v < RUN / LANES; v++) {
             __m256i halves = (__m256i)_mm512_cvtneps_pbh((__m512)scores[v]);
-            std::memcpy(to + v * LANES / 2, &halves, sizeof halves);
+            std::memcpy((char*)scores + v * sizeof halves, &halves, sizeof halves);
         }
     }
     static Floats multiply(Floats sum, Words line, BrainPair weight) {
@@ -146,6 +146,10 @@ class Worker {
     using Keys = KeyTile<T>;
     using Values = ValueTile<T>;
     using Element = typename Keys::Element;
+    using Weight = typename Values::Weight;
+    // Queries and vectors of a value that are added up at once: their sums fill the registers.
+    static constexpr int TALL = REGISTERS > 16 ? 4 : 6, WIDE = REGISTERS > 16 ? 4 : 2;
+    static constexpr int PAUSE = 4;  // columns or lines from one call of memory to the next
 
    public:
     Worker(const Plan& plan, int kv_heads, int key_dim, int value_dim)
@@ -219,8 +223,9 @@ class Worker {
         called_ = 0;
         line_ = last_line_ = nullptr;
         int lines = then_.count * layer_.kv_heads * (layer_.key_dim + layer_.value_dim) * sizeof(T) / LINE;
-        int rounds = (count_ + 2) / 3 * columns_ + (count_ + 3) / 4 * (RUN / Values::KEYS) * ((width_ + 3) / 4);
-        pace_ = lines / (rounds * layer_.kv_heads) + 1;
+        int vectors = (now_.count + LANES - 1) / LANES, multiplications = vectors * columns_ + lines_of(now_.count) * width_;
+        int calls = count_ * multiplications / (12 * PAUSE);  // twelve or so at a time
+        pace_ = lines / std::max(calls * layer_.kv_heads, 1) + 1;
     }
 
     // The next few lines of the next run.
@@ -265,11 +270,12 @@ class Worker {
             Floats sums[N][W];  // an initialiser would be a call of memset, and go through memory
             for (int i = 0; i < N; i++)
                 for (int w = 0; w < W; w++) sums[i][w] = Floats{};
-            for (int d = 0; d < columns_; d++) {
+            for (int d = 0; d < columns_; d += PAUSE) {
                 call();
-                for (int i = 0; i < N; i++)
-                    for (int w = 0; w < W; w++)
-                        sums[i][w] = Keys::multiply(sums[i][w], tile[w * columns_ + d], queries[i * columns_ + d]);
+                for (int at = d; at < d + PAUSE; at++)
+                    for (int i = 0; i < N; i++)
+                        for (int w = 0; w < W; w++)
+                            sums[i][w] = Keys::multiply(sums[i][w], tile[w * columns_ + at], queries[i * columns_ + at]);
             }
             for (int i = 0; i < N; i++)
                 for (int w = 0; w < W; w++) scores_[first + i][v + w] = sums[i][w] * layer_.scale;
@@ -297,7 +303,7 @@ class Worker {
         }
         totals_[at] = total;
         for (int v = vectors; v < RUN / LANES; v++) scores[v] = Floats{};
-        Values::round(scores, weights_[i]);
+        Values::round(scores);
     }
 
     void raise(int at, float base) {
@@ -310,38 +316,61 @@ class Worker {
     }
 
     void add_values() {
-        for (int d = 0; d < layer_.value_dim; d += 4 * LANES) {
-            int vectors = std::min(4, (layer_.value_dim - d) / LANES);
-            if (vectors == 4) add_columns<4>(d);
-            else for (int v = 0; v < vectors; v++) add_columns<1>(d + v * LANES);
+        if (count_ <= 3) add_columns<4, false>();  // each line is looked at once: where it lies
+        else add_columns<WIDE, true>();
+    }
+
+    template <int N, bool COPIES>
+    void add_columns() {
+        int d = 0;
+        for (; d + N * LANES <= layer_.value_dim; d += N * LANES) add_columns<N, COPIES>(d);
+        for (; d < layer_.value_dim; d += LANES) add_columns<1, COPIES>(d);
+    }
+
+    template <int N, bool COPIES>
+    void add_columns(int d) {
+        int offset = head_ * layer_.value_dim + d;
+        auto look = [&](int k, int v) { return Values::read(now_.values + k * Values::KEYS, offset + v * LANES); };
+        if constexpr (COPIES) {
+            for (int k = 0, lines = lines_of(now_.count); k < lines; k++)
+                for (int v = 0; v < N; v++) lines_[k * N + v] = look(k, v);
+            add_columns<N>(d, [&](int k, int v) { return lines_[k * N + v]; });
+        } else {
+            add_columns<N>(d, look);
         }
     }
 
-    template <int N>
-    void add_columns(int d) {
-        int lines = lines_of(now_.count), i = 0;
-        for (int k = 0; k < lines; k++)
-            for (int v = 0; v < N; v++)
-                Values::read(now_.values + k * Values::KEYS, head_ * layer_.value_dim + d + v * LANES, &lines_[k * N + v]);
-        if (REGISTERS > 16)
-            for (; i + 4 <= count_; i += 4) add_some<4, N>(i, d);
-        for (; i + 3 <= count_; i += 3) add_some<3, N>(i, d);
-        for (; i < count_; i++) add_some<1, N>(i, d);
+    template <int N, class Line>
+    void add_columns(int d, Line line) {
+        int i = 0;
+        for (; i + TALL <= count_; i += TALL) add_some<TALL, N>(i, d, line);
+        for (; i + 3 <= count_; i += 3) add_some<3, N>(i, d, line);
+        for (; i < count_; i++) add_some<1, N>(i, d, line);
     }
 
-    static int lines_of(int keys) { return (keys + Values::KEYS - 1) / Values::KEYS; }
+    // So many that nothing is left between calls: behind the last keys stand zeros, and their weights are 0.
+    static int lines_of(int keys) {
+        constexpr int KEYS = Values::KEYS * PAUSE;
+        return (keys + KEYS - 1) / KEYS * PAUSE;
+    }
 
-    template <int M, int N>
-    void add_some(int first, int d) {
+    template <int M, int N, class Line>
+    void add_some(int first, int d, Line line) {
         Floats sums[M][N];
         Floats* to = sums_.data() + (head_ * TILE + first) * width_ + d / LANES;
         for (int i = 0; i < M; i++)
             for (int v = 0; v < N; v++) sums[i][v] = to[i * width_ + v];
-        for (int k = 0, lines = lines_of(most_seen<M>(first)); k < lines; k++) {
+        for (int k = 0, lines = lines_of(most_seen<M>(first)); k < lines; k += PAUSE) {
             call();
-            for (int v = 0; v < N; v++)
-                for (int i = 0; i < M; i++)
-                    sums[i][v] = Values::multiply(sums[i][v], lines_[k * N + v], weights_[first + i][k]);
+            for (int at = k; at < k + PAUSE; at++) {
+                Words words[N];
+                for (int v = 0; v < N; v++) words[v] = line(at, v);
+                for (int i = 0; i < M; i++) {
+                    Weight weight;
+                    std::memcpy(&weight, (const char*)scores_[first + i] + at * sizeof weight, sizeof weight);
+                    for (int v = 0; v < N; v++) sums[i][v] = Values::multiply(sums[i][v], words[v], weight);
+                }
+            }
         }
         for (int i = 0; i < M; i++)
             for (int v = 0; v < N; v++) to[i * width_ + v] = sums[i][v];
@@ -381,8 +410,7 @@ class Worker {
     const char* line_ = nullptr;
     const char* last_line_ = nullptr;
     Words lines_[RUN * 4];
-    Floats scores_[TILE][RUN / LANES];
-    typename Values::Weight weights_[TILE][RUN / Values::KEYS];
+    Floats scores_[TILE][RUN / LANES];  // then weights, as values are multiplied with
     int ends_[TILE], seen_[TILE];
 };
 

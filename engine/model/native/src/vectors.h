@@ -151,13 +151,11 @@ inline Floats exp2(Floats x) {
     __mmask16 is_there = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
     return (Floats)_mm512_maskz_scalef_ps(is_there, (__m512)exp2_near_zero(x - (Floats)whole), whole);
 #else
-    Ints is_tiny = x < splat(-126.0f);
-    Floats bounded = is_tiny ? splat(-126.0f) : x;
-    Floats shifted = bounded + splat(12582912.0f);  // 1.5 * 2^23: the rounded integer falls into the low bits
+    Floats shifted = x + splat(12582912.0f);  // 1.5 * 2^23: the rounded integer falls into the low bits
     Ints whole = reinterpret_cast<Ints>(shifted) - 0x4b400000;
-    Floats power = exp2_near_zero(bounded - (shifted - splat(12582912.0f)));
+    Floats power = exp2_near_zero(x - (shifted - splat(12582912.0f)));
     power = reinterpret_cast<Floats>(reinterpret_cast<Ints>(power) + (whole << 23));
-    return is_tiny ? splat(0.0f) : x == x ? power : x;
+    return x >= splat(-126.0f) ? power : max(splat(0.0f), x);
 #endif
 }
 
