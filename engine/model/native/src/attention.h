@@ -26,18 +26,15 @@ struct Layer {
 };
 
 // As many keys as a vector has lanes, transposed: a score is then a sum that never has to be added across lanes.
-// float32: key_dim columns of floats. bfloat16 with AVX512_BF16: key_dim / 2 columns of pairs.
+// key_dim columns of floats; bfloat16 with AVX512_BF16: key_dim / 2 columns of pairs.
 template <class T>
-struct KeyTile;
-
-template <>
-struct KeyTile<float> {
+struct KeyTile {
     using Element = float;
     static int columns(int dim) { return dim; }
-    static void read(const float* const* rows, int offset, int dim, Words* to) {
+    static void read(const T* const* rows, int offset, int dim, Words* to) {
         for (int d = 0; d < dim; d += LANES) {
             Words lines[LANES];
-            for (int i = 0; i < LANES; i++) std::memcpy(&lines[i], rows[i] + offset + d, sizeof(Words));
+            for (int i = 0; i < LANES; i++) lines[i] = reinterpret_cast<Words>(load(rows[i] + offset + d));
             transpose(lines, to + d);
         }
     }
@@ -70,7 +67,7 @@ struct KeyTile<bfloat16> {
         int d = 0;
         for (; d + 2 * LANES <= dim; d += 2 * LANES) {
             Words lines[LANES];
-            for (int i = 0; i < LANES; i++) std::memcpy(&lines[i], rows[i] + offset + d, sizeof(Words));
+            for (int i = 0; i < LANES; i++) lines[i] = load_words(rows[i] + offset + d);
             transpose(lines, to + d / 2);
         }
         if (d == dim) return;
@@ -102,22 +99,6 @@ struct ValueTile<bfloat16> {  // lines: 32 dimensions of one key beside those of
     }
     static Floats multiply(Floats sum, Words line, BrainPair weight) {
         return KeyTile<bfloat16>::multiply(sum, line, weight);
-    }
-};
-#else
-template <>
-struct KeyTile<bfloat16> {
-    using Element = float;
-    static int columns(int dim) { return dim; }
-    static void read(const bfloat16* const* rows, int offset, int dim, Words* to) {
-        for (int d = 0; d < dim; d += LANES) {
-            Words lines[LANES];
-            for (int i = 0; i < LANES; i++) lines[i] = reinterpret_cast<Words>(load(rows[i] + offset + d));
-            transpose(lines, to + d);
-        }
-    }
-    static Floats multiply(Floats sum, Words column, float query) {
-        return sum + reinterpret_cast<Floats>(column) * query;
     }
 };
 #endif

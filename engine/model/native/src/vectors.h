@@ -42,11 +42,12 @@ inline float to_float(bfloat16 value) {
     return result;
 }
 
-inline Floats load(const float* from) {
-    Floats result;
+inline Words load_words(const void* from) {  // by way of a register: in memory GCC would copy it in halves
+    Words result;
     std::memcpy(&result, from, sizeof result);
     return result;
 }
+inline Floats load(const float* from) { return bits_to_floats(load_words(from)); }
 inline Floats load(const bfloat16* from) {
     Halves halves;
     std::memcpy(&halves, from, sizeof halves);
