@@ -14,7 +14,8 @@ constexpr int PANEL = REGISTERS > 16 ? 3 : 2;  // vectors of outputs in a panel
 constexpr int ROWS = REGISTERS > 16 ? 8 : 6;   // rows of x that are multiplied at once: their sums fill the registers
 constexpr int WIDTH = PANEL * LANES;           // outputs in a panel
 constexpr int AHEAD = 16;                      // steps from the call of a line to its use
-constexpr int64_t FED = 1 << 16;               // inputs that are fed at once: as many as stay near the processor
+// Inputs of x for which weights are read once: as many as stay near the processor, and enough rows to be worth the way.
+constexpr int64_t NEAR = REGISTERS > 16 ? 1 << 18 : 1 << 15, ENOUGH = 8 * ROWS;
 
 // How words of weights that are kept as W are multiplied by inputs of T: TAKEN inputs of an output lie in one, and it
 // takes PARTS multiplications. Element: what one of those takes of x.
@@ -99,11 +100,9 @@ class Feed {
 
    public:
     // most: inputs of the widest product.
-    Feed(int64_t rows, int64_t most) : copy_(COPIES ? std::max(std::min(FED, rows * most), most) : 0) {}
+    Feed(int64_t rows, int64_t most) : copy_(COPIES ? std::min(rows * most, std::max(NEAR, ENOUGH * most)) : 0) {}
 
-    static int64_t rows(int64_t inputs) {
-        return COPIES ? std::max<int64_t>(FED / inputs / ROWS * ROWS, 1) : std::numeric_limits<int64_t>::max();
-    }
+    static int64_t rows(int64_t inputs) { return std::max(NEAR / inputs / ROWS * ROWS, ENOUGH); }
     static int64_t stride(int64_t stride, int64_t inputs) { return COPIES ? inputs : stride; }
 
     const Fed<T>* of(const T* x, int64_t stride, int64_t rows, int64_t inputs) {
