@@ -20,6 +20,7 @@ from octavo.engine.model.decoder import ModuleDecoder
 from octavo.engine.model.lowering import Program, lower
 from octavo.engine.model.lowering.linear import can_pack
 from octavo.engine.model.lowering.native_decoder import NativeDecoder
+from octavo.engine.model.native.product import NativeProduct
 from octavo.engine.model.probe import probe
 from octavo.errors import ModelError
 from octavo.tests.engine.model.native.native_decoder_rig import (
@@ -100,6 +101,18 @@ def test_logits_come_for_what_is_kept_in_its_order(able: WatchedKernels, keep: t
 def test_steps_of_one_token_and_of_very_many(able: WatchedKernels, case: str, step: tuple[Part, ...]) -> None:
     made = Case.of(step, block_size=16)
     assert_agrees(rig(able, case), made, [0, len(made.everything()) - 1])
+
+
+def test_weights_that_are_bfloat16_and_others_in_one_float32_model(able: WatchedKernels) -> None:
+    model = model_of(*CASES["llama of odd sizes"])
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and ("layers.0" in name or "down_proj" in name):
+            parameter.data = parameter.data.bfloat16().float()
+    llama, step = rig_of(able, model), Case.of(MIXED)
+    first, last = (llama.native.program.layers[i] for i in (0, -1))
+    products = (first.qkv, first.out, first.gate_up, first.down, last.down, last.qkv, llama.native.program.head)
+    assert [each.taken for each in products if isinstance(each, NativeProduct)] == [2, 2, 2, 2, 2, 1, 1]
+    assert_agrees(llama, step, step.everything())
 
 
 @pytest.mark.parametrize("case", [*CASES, "mistral with a short window"])
