@@ -5,12 +5,13 @@
     python examples/benchmarks/roofline.py --json F --plot F
 
 The machine: *bandwidth* is that of reading half a gigabyte, *rate* that of the fastest large matrix product (oneDNN on
-packed weights, or ``torch.matmul``), at the dtype and the threads of the model, measured in every round beside the
-steps. The model: SmolLM2-135M. A step has to read every weight once and the K and V of its batch, once where blocks are
-shared; what it has to compute follows from its tokens and their contexts. *bound*: the larger of bytes / bandwidth and
-operations / rate: no program is faster (Williams et al., "Roofline", CACM 2009). *of roofline*: bound / measured; *of
-bandwidth*: bytes / bandwidth / measured, and *of rate*: operations / rate / measured. Which of the two is the tighter
-bound depends on the batch: the larger it is, the more it is the rate.
+packed weights, or ``torch.matmul``), at the threads of the model and in its dtype, or in float32 where the processor
+does not multiply that, measured in every round beside the steps. The model: SmolLM2-135M. A step has to read every
+weight once and the K and V of its batch, once where blocks are shared; what it has to compute follows from its tokens
+and their contexts. *bound*: the larger of bytes / bandwidth and operations / rate: no program is faster (Williams et
+al., "Roofline", CACM 2009). *of roofline*: bound / measured; *of bandwidth*: bytes / bandwidth / measured, and *of
+rate*: operations / rate / measured. Which of the two is the tighter bound depends on the batch: the larger it is, the
+more it is the rate.
 
 The steps are real: an engine runs prompts of 560 tokens, of which they share 512 or none, and a step with about 576
 tokens of context for each is repeated on the model alone, all kinds of steps in turn. *attention* is timed around the

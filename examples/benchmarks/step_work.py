@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from octavo.engine.model.lowering.linear import can_pack
 from octavo.engine.model.runner import StepInput
 
 DTYPE = torch.bfloat16
@@ -117,9 +118,12 @@ def rate_probe() -> Callable[[], float]:
 
 
 def _products(rows: int, inner: int, columns: int) -> Iterator[Callable[[], object]]:
-    left, weight = torch.randn(rows, inner, dtype=DTYPE), torch.randn(columns, inner, dtype=DTYPE)
+    """In the model's dtype; in float32 where the processor does not multiply that."""
+    cpu = torch.device("cpu")
+    dtype = DTYPE if can_pack(cpu, DTYPE) else torch.float32
+    left, weight = torch.randn(rows, inner, dtype=dtype), torch.randn(columns, inner, dtype=dtype)
     yield lambda: left @ weight.T
-    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # as torch has it
+    if can_pack(cpu, dtype):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)  # noqa: SLF001  # what torch has for it
         yield lambda: torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], "")  # noqa: SLF001
 
