@@ -240,8 +240,13 @@ class Rig(NamedTuple):
 
 @asynccontextmanager
 async def rig_of(**config: object) -> AsyncIterator[Rig]:
-    values: dict[str, object] = {"num_blocks": 96, "block_size": 4, "eviction_policy": "lru", "max_waiting": 60}
-    values["policy_timeout"] = float("inf")  # a busy machine's pauses are no fault of the policy
+    values: dict[str, object] = {
+        "num_blocks": 96,
+        "block_size": 4,
+        "eviction_policy": "lru",
+        "max_waiting": 60,
+        "policy_timeout": float("inf"),  # a busy machine's pauses are no fault of the policy
+    }
     engine = AsyncEngine(
         runner=FakeRunner(vocab_size=ASCII, eos_token_ids=frozenset({0})),
         codec=AsciiCodec(),

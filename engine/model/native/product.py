@@ -23,14 +23,17 @@ class NativeProduct:
         self.bias = None if bias is None else bias.contiguous()
         self._run = kernels.function("product", weight.dtype)
         kept = _narrowed(weight).contiguous()
-        self.taken = 4 // kept.itemsize
-        """Inputs of an output that lie in one word of the panels."""
         width = kernels.panel_width
         self.panels = kept.new_empty(-(-self.outputs // width) * width, self.inputs)
         prefer_huge_pages(self.panels)
         kernels.function("lay_out", kept.dtype)(
             self.panels.data_ptr(), kept.data_ptr(), self.outputs, self.inputs, torch.get_num_threads()
         )
+
+    @property
+    def taken(self) -> int:
+        """Inputs of an output that lie in one word of the panels, which has four bytes."""
+        return 4 // self.panels.itemsize
 
     def settled(self, pack: object) -> NativeProduct:
         return self

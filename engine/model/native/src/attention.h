@@ -297,7 +297,7 @@ class Worker {
     }
 
     void add_values() {
-        if (count_ <= 3) add_columns<4, false>();  // each line is looked at once: where it lies
+        if (count_ <= 3) add_columns<4, false>();  // not worth a copy: they are looked at where they lie
         else add_columns<WIDE, true>();
     }
 

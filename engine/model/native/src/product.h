@@ -93,7 +93,7 @@ void lay_out(Team& team, Words* to, const T* weight, int64_t outputs, int64_t in
     });
 }
 
-// Rows of x as multiplications take them: where they lie, or some at a time in a place of this thread's own.
+// Rows of x as multiplications take them: where they lie, or in a place of this thread's own.
 template <class T>
 class Feed {
     static constexpr bool COPIES = !std::is_same_v<T, Fed<T>>;

@@ -153,9 +153,9 @@ inline Floats exp2(Floats x) {
     return (Floats)_mm512_maskz_scalef_ps(is_there, (__m512)exp2_near_zero(x - (Floats)whole), whole);
 #else
     Floats shifted = x + splat(12582912.0f);  // 1.5 * 2^23: the rounded integer falls into the low bits
-    Ints whole = reinterpret_cast<Ints>(shifted) - 0x4b400000;
+    Words whole = reinterpret_cast<Words>(shifted) - 0x4b400000u;
     Floats power = exp2_near_zero(x - (shifted - splat(12582912.0f)));
-    power = reinterpret_cast<Floats>(reinterpret_cast<Ints>(power) + (whole << 23));
+    power = bits_to_floats(reinterpret_cast<Words>(power) + (whole << 23));  // of a tiny x anything: it is not taken
     return x >= splat(-126.0f) ? power : max(splat(0.0f), x);
 #endif
 }
